@@ -1,0 +1,5 @@
+"""See `launcher.py`."""
+
+from .launcher import main
+
+main()
