@@ -1,0 +1,34 @@
+"""The matching loss of PCME++: is this caption a match of that image? Equation 2 of the paper."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def matching_logits(distance_NM: Tensor, a: Tensor | float, b: Tensor | float) -> Tensor:
+    """The log-odds of a match, -a d + b, for CSD distances d."""
+    return -a * distance_NM + b
+
+
+def matching_loss(logits_NM: Tensor, targets_NM: Tensor, reduction: str = "mean") -> Tensor:
+    """Binary cross-entropy over all pairs, stable for logits of any size.
+
+        - m log sigmoid(y) - (1 - m) log sigmoid(-y)   =   softplus(y) - m y
+
+    Arguments:
+        logits_NM: y = -a d + b, see `matching_logits`.
+        targets_NM: m in [0, 1]; soft where images are mixed or pairs are uncertain.
+        reduction: "mean" over all N M pairs, as in the paper, or "sum", over all pairs divided by N, as SigLIP
+            does: then the pull on a sample does not fade as the batch grows.
+
+    Relations: with unit means, y = 2a cos - a (u_v + u_t) + (b - 2a) is SigLIP's logit with an offset for each
+    sample. The authors' code counts the loss once for each direction, which is this one with a weight of 2.
+    """
+    total = (F.softplus(logits_NM) - targets_NM * logits_NM).sum()
+    return total / pairs_divisor(*logits_NM.shape, reduction)
+
+
+def pairs_divisor(rows: int, columns: int, reduction: str) -> int:
+    """What a sum over all pairs is divided by."""
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"The reduction of the matching loss must be 'mean' or 'sum', not {reduction!r}.")
+    return rows * columns if reduction == "mean" else rows

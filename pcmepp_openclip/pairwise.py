@@ -1,0 +1,135 @@
+"""InfoNCE, matching and pseudo-positive losses of all pairs from one cosine matrix that is never held as a whole.
+
+All three are functions of the cosines c and one offset a sample, o = |mu|^2 + u:
+
+    z_ij = s c_ij                                  logits of InfoNCE
+    y_ij = 2a c_ij - a (o_i + o_j) + b             logits of matching, since d = o_i + o_j - 2c
+    dL/dz_ij = (p_ij + q_ij - 2 [i=j]) / 2N        p: softmax of the row, q: softmax of the column
+    dL/dy_ij = (sigmoid(y_ij) - m_ij) / divisor    m: the targets
+
+so the matrix is walked in chunks of rows, once forward for the values and once backward for the gradients, which
+is two matrix products fewer than CLIP's own loss takes, in memory that grows with N and not with N^2.
+
+With several ranks a rank has the rows of its own images and the columns of all texts. The column sums of the softmax
+are completed by an all-reduce of two floats a column; image means never travel. The forward value is the rank's share,
+scaled so that the mean over ranks is the loss of the whole batch; gradients follow the convention of DDP, whose mean
+over ranks then is the whole batch's gradient.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .collectives import all_reduce
+from .matching import pairs_divisor
+
+CHUNK = {"cpu": 2**20, "cuda": 2**25}  # elements of the matrix held at a time: what fits a CPU's cache, fills a GPU
+
+
+class PairLosses(torch.autograd.Function):
+    """(contrastive, matching, pseudo-positive) losses and the number of pseudo-positives, each a 0-d tensor.
+
+    Arguments of `apply`, all fp32:
+        v_nD, t_ND: means of this rank's images and of all texts. Pair i is (v_i, t_{first + i}).
+        o_n, o_N: |mu|^2 + u of both.
+        s, a, b: scalars, see above.
+        y_true_N: logits of the true pairs, one a column, or None where pseudo-positives are not wanted.
+        first: the column of this rank's first true pair.
+        reduction: of the matching loss, see `matching_loss`.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, v_nD, t_ND, o_n, o_N, s, a, b, y_true_N, first, reduction):
+        n, N = len(v_nD), len(t_ND)
+        row_lse_n = v_nD.new_empty(n)
+        column_max_N = v_nD.new_full((N,), -torch.inf)
+        column_sum_N = v_nD.new_zeros(N)
+        y_true_n = None if y_true_N is None else y_true_N[first : first + n]
+        match, extra, pseudo = v_nD.new_zeros(()), v_nD.new_zeros(()), v_nD.new_zeros(())
+        for rows in _chunks(v_nD, N):
+            c = v_nD[rows] @ t_ND.T
+            y = _match_logits(c, o_n[rows], o_N, a, b)
+            z = c.mul_(s)
+            new_max_N = torch.maximum(column_max_N, z.amax(dim=0))
+            if y_true_N is not None:
+                for is_pseudo in _pseudo_positives(y, y_true_n[rows], y_true_N, rows.start + first):
+                    extra += (is_pseudo * y).sum()
+                    pseudo += is_pseudo.sum()
+            match += F.softplus(y).sum()
+            row_max = z.amax(dim=1, keepdim=True)
+            row_lse_n[rows] = torch.sub(z, row_max, out=y).exp_().sum(dim=1).log_() + row_max[:, 0]
+            column_sum_N = column_sum_N * (column_max_N - new_max_N).exp_() + z.sub_(new_max_N).exp_().sum(dim=0)
+            column_max_N = new_max_N
+        if n != N:
+            local_max_N, column_max_N = column_max_N, all_reduce(column_max_N.clone(), "max")
+            column_sum_N = all_reduce(column_sum_N * (local_max_N - column_max_N).exp_(), "sum")
+        column_lse_N = column_max_N + column_sum_N.log()
+
+        own = slice(first, first + n)
+        cosine_n = (v_nD * t_ND[own]).sum(dim=1)
+        contrastive = ((row_lse_n + column_lse_N[own]) / 2 - s * cosine_n).mean()
+        scale = N / n / pairs_divisor(N, N, reduction)
+        positive = _match_logits(cosine_n, o_n, o_N[own], a, b, outer=False).sum()
+        ctx.save_for_backward(v_nD, t_ND, o_n, o_N, s, a, b, y_true_N, row_lse_n, column_lse_N)
+        ctx.first, ctx.scale = first, scale
+        ctx.mark_non_differentiable(pseudo)
+        return contrastive, scale * (match - positive), scale * (2 * (match - positive) - extra), pseudo
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g_contrastive, g_match, g_pp, _g_pseudo):
+        v_nD, t_ND, o_n, o_N, s, a, b, y_true_N, row_lse_n, column_lse_N = ctx.saved_tensors
+        n, N, first = len(v_nD), len(t_ND), ctx.first
+        g_contrastive = g_contrastive / (2 * n)
+        g_match, g_pp = g_match * ctx.scale, g_pp * ctx.scale
+        g_sigmoid = g_match + 2 * g_pp
+        y_true_n = None if y_true_N is None else y_true_N[first : first + n]
+        dv_nD, dt_ND = torch.empty_like(v_nD), torch.zeros_like(t_ND)
+        row_sum_n, column_sum_N = torch.empty_like(o_n), torch.zeros_like(o_N)
+        ds, dc_match = torch.zeros_like(s), torch.zeros_like(s)
+        for rows in _chunks(v_nD, N):
+            c = v_nD[rows] @ t_ND.T
+            y = _match_logits(c, o_n[rows], o_N, a, b)
+            dy = torch.sigmoid(y).mul_(g_sigmoid)
+            if y_true_N is not None:
+                for is_pseudo in _pseudo_positives(y, y_true_n[rows], y_true_N, rows.start + first):
+                    dy -= is_pseudo * g_pp
+            _diagonal(dy, rows.start + first).sub_(g_sigmoid)
+            row_sum_n[rows] = dy.sum(dim=1)
+            column_sum_N += dy.sum(dim=0)
+            dc_match += torch.dot(dy.flatten(), c.flatten())
+            z = torch.mul(c, s, out=y)
+            dz = (z - row_lse_n[rows, None]).exp_().add_(z.sub_(column_lse_N).exp_())
+            _diagonal(dz, rows.start + first).sub_(2)
+            ds += torch.dot(dz.flatten(), c.flatten())
+            dc = dy.mul_(2 * a).add_(dz.mul_(s * g_contrastive))
+            torch.mm(dc, t_ND, out=dv_nD[rows])
+            dt_ND.addmm_(dc.T, v_nD[rows])
+        da = 2 * dc_match - (row_sum_n * o_n).sum() - (column_sum_N * o_N).sum()
+        db = row_sum_n.sum()
+        return dv_nD, dt_ND, -a * row_sum_n, -a * column_sum_N, ds * g_contrastive, da, db, None, None, None
+
+
+def _chunks(v_nD: Tensor, columns: int):
+    step = max(1, CHUNK.get(v_nD.device.type, CHUNK["cuda"]) // columns)
+    for start in range(0, len(v_nD), step):
+        yield slice(start, min(start + step, len(v_nD)))
+
+
+def _match_logits(c: Tensor, o_rows: Tensor, o_columns: Tensor, a: Tensor, b: Tensor, outer: bool = True) -> Tensor:
+    return (c * (2 * a)).sub_((a * o_rows - b)[:, None] if outer else a * o_rows - b).sub_(a * o_columns)
+
+
+def _diagonal(x: Tensor, first: int) -> Tensor:
+    """The entries of the true pairs in a chunk of rows whose first true pair is in column `first`, as a view."""
+    return x.diagonal(first)
+
+
+def _pseudo_positives(y: Tensor, y_true_rows: Tensor, y_true_N: Tensor, first: int):
+    """Which pairs of a chunk are at least as close as the true pair of their row, and of their column, but not it."""
+    for threshold in (y_true_rows[:, None], y_true_N):
+        is_pseudo = y >= threshold
+        _diagonal(is_pseudo, first).fill_(False)
+        yield is_pseudo

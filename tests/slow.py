@@ -1,0 +1,28 @@
+"""The slow and obvious computations that the fast ones are tested against."""
+
+import torch
+import torch.nn.functional as F
+
+
+def slow_terms(v, t, lv, lt, s, a, b, reduction="mean"):
+    """(InfoNCE, matching, PP, VIB) of one batch by the paper's formulas, one pair at a time in N x M x D."""
+    d = ((v[:, None] - t[None]) ** 2).sum(-1) + (lv.exp()[:, None] + lt.exp()[None]).sum(-1)
+    n = len(v)
+    z = s * torch.stack([torch.stack([(v[i] * t[j]).sum() for j in range(n)]) for i in range(n)])
+    own = torch.arange(n)
+    contrastive = (F.cross_entropy(z, own) + F.cross_entropy(z.T, own)) / 2
+    y = -a * d + b
+    bce = F.binary_cross_entropy_with_logits
+    divisor = n * n if reduction == "mean" else n
+    m = torch.eye(n, dtype=y.dtype)
+    match = bce(y, m, reduction="sum") / divisor
+    rows, columns = m.clone(), m.clone()
+    for i in range(n):
+        for j in range(n):
+            if y[i, j] >= y[i, i]:
+                rows[i, j] = 1
+            if y[i, j] >= y[j, j]:
+                columns[i, j] = 1
+    pp = (bce(y, rows, reduction="sum") + bce(y, columns, reduction="sum")) / divisor
+    kl = sum((-0.5 * (1 + s_ - mu**2 - s_.exp())).mean() for mu, s_ in ((v, lv), (t, lt)))
+    return contrastive, match, pp, kl
