@@ -18,7 +18,7 @@ if not launcher.starting():  # `python -m pcmepp_openclip` hands over to another
     from .config import PCMEppCfg
     from .csd import csd
     from .gaussian import Gaussian
-    from .loss import PCMEppLoss
+    from .loss import PCMEppLoss, create_loss
     from .matching import matching_logits, matching_loss
     from .model import PCMEppCLIP
     from .pseudo_positives import pseudo_positive_targets
@@ -27,7 +27,7 @@ if not launcher.starting():  # `python -m pcmepp_openclip` hands over to another
 
     _installed = Path(__file__).parent / "model_configs"
     MODEL_CONFIGS = _installed if _installed.is_dir() else Path(__file__).parent.parent / "model_configs"
-    host.register(PCMEppCLIP, complete_state_dict, MODEL_CONFIGS)
+    host.register(PCMEppCLIP, create_loss, complete_state_dict, MODEL_CONFIGS)
 
     __all__ = [
         "MODEL_CONFIGS",

@@ -19,6 +19,7 @@ class PCMEppCfg:
             against at most 4), at -10 they start at 0.02 a side.
         init_a, init_b: start of the scale and shift of the matching logit -a d + b.
         match_weight, vib_weight, pp_weight: default weights of the loss's terms beside InfoNCE.
+        reduction: of the matching loss, "mean" or "sum", see `matching_loss`.
     """
 
     head_layers: int
@@ -28,18 +29,21 @@ class PCMEppCfg:
     match_weight: float = 1.0
     vib_weight: float = 1e-6
     pp_weight: float = 0.0
+    reduction: str = "mean"
 
     def __post_init__(self) -> None:
         if type(self.head_layers) is not int or self.head_layers < 1:
             raise ValueError(f"pcmepp_cfg.head_layers must be a whole number from 1 up, not {self.head_layers!r}.")
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.name == "head_layers" or (field.name == "init_logvar_bias" and value is None):
+            if field.name in ("head_layers", "reduction") or (field.name == "init_logvar_bias" and value is None):
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
                 raise ValueError(f"pcmepp_cfg.{field.name} must be a finite number, not {value!r}.")
             if field.name.endswith("_weight") and value < 0:
                 raise ValueError(f"pcmepp_cfg.{field.name} must not be negative, not {value!r}.")
+        if self.reduction not in ("mean", "sum"):
+            raise ValueError(f"pcmepp_cfg.reduction must be 'mean' or 'sum', not {self.reduction!r}.")
         if self.init_a <= 0:
             raise ValueError(f"pcmepp_cfg.init_a must be positive, not {self.init_a!r}.")
 

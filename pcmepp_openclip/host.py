@@ -28,7 +28,7 @@ _NEEDED = (
     *("factory.CLIP", "factory.CustomTextCLIP", "factory.CoCa", "factory.get_model_config"),
     *("factory.convert_state_dict", "factory.load_checkpoint", "factory.load_state_dict"),
     *("factory.parse_model_name", "factory._get_hf_config", "factory.download_pretrained_from_hf"),
-    "pretrained._PRETRAINED",
+    *("factory.create_loss", "pretrained._PRETRAINED"),
     *("model._build_vision_tower", "model._build_text_tower", "model.CLIPVisionCfg", "model.CLIPTextCfg"),
     *("transformer.VisionTransformer._embeds", "transformer.VisionTransformer._pool"),
 )
@@ -146,11 +146,17 @@ BASES = {  # the plain model whose weights fit a PCME++ model's mean branch
 }
 
 
-def register(model_class: type, complete_state_dict: Callable[[nn.Module, dict], dict], config_dir: Path) -> None:
+def register(
+    model_class: type,
+    create_loss: Callable[[Any, dict], nn.Module],
+    complete_state_dict: Callable[[nn.Module, dict], dict],
+    config_dir: Path,
+) -> None:
     """Make every caller of open_clip know the PCME++ models. A second call does nothing.
 
     Arguments:
         model_class: what a config with a `pcmepp_cfg` block is built as.
+        create_loss: (open_clip_train's arguments, `pcmepp_cfg`) to the loss of such a model.
         complete_state_dict: (model, state dict of a file) to a state dict that fits the model, or an error.
         config_dir: the folder of the model configs.
     """
@@ -171,6 +177,10 @@ def register(model_class: type, complete_state_dict: Callable[[nn.Module, dict],
     factory._get_hf_config = _wrap(factory._get_hf_config, _released_config)
     factory.download_pretrained_from_hf = _wrap(factory.download_pretrained_from_hf, _released_weights)
 
+    def loss_of(stock: Callable, args: Any) -> nn.Module:
+        block = getattr(args, "pcmepp_cfg", None) or (factory.get_model_config(args.model) or {}).get("pcmepp_cfg")
+        return stock(args) if block is None else create_loss(args, block)
+
     def convert(stock: Callable, model: nn.Module, state_dict: dict) -> dict:
         state_dict = stock(model, state_dict)
         return complete_state_dict(model, state_dict) if isinstance(model, model_class) else state_dict
@@ -183,6 +193,7 @@ def register(model_class: type, complete_state_dict: Callable[[nn.Module, dict],
                 raise
             raise RuntimeError(f"Cannot load {checkpoint_path}: {_one_line(error)}") from error
 
+    factory.create_loss = open_clip.create_loss = _wrap(factory.create_loss, loss_of)
     factory.convert_state_dict = _wrap(factory.convert_state_dict, convert)
     factory.load_checkpoint = open_clip.load_checkpoint = _wrap(factory.load_checkpoint, load)
     factory._pcmepp_registered = True

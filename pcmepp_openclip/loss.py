@@ -1,9 +1,12 @@
 """The pretraining objective: CLIP's InfoNCE plus the terms of PCME++."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from .collectives import Gather, MeanOverRanks
+from .config import PCMEppCfg
 from .gaussian import Gaussian
 from .matching import pairs_divisor
 from .pairwise import PairLosses
@@ -115,7 +118,9 @@ class PCMEppLoss(nn.Module):
         if self.world_size > 1:
             values = MeanOverRanks.apply(values)
         if self.diagnose:
-            self._diagnose(Gaussian(*(x.detach() for x in images)), Gaussian(*(x.detach() for x in texts)), a, b, pseudo)
+            self._diagnose(
+                Gaussian(*(x.detach() for x in images)), Gaussian(*(x.detach() for x in texts)), a, b, pseudo
+            )
         # A term of weight 0 is left out of the sum; its parameters still get a gradient, of 0, as DDP demands.
         weighted = zip(("contrastive_loss", "match_loss", "pp_loss", "vib_loss"), self.weights, values, strict=True)
         return {name: weight * value for name, weight, value in weighted if weight > 0}
@@ -144,3 +149,21 @@ class PCMEppLoss(nn.Module):
         if self.world_size > 1:
             values = MeanOverRanks.apply(values)
         return dict(zip(self.diagnostics, values.tolist(), strict=True))
+
+
+def create_loss(args: Any, pcmepp_cfg: dict) -> PCMEppLoss:
+    """The loss for open_clip_train's arguments and a model's `pcmepp_cfg`, whose weights are the defaults."""
+    cfg = PCMEppCfg.parse(pcmepp_cfg)
+    if getattr(args, "distill", False) or getattr(args, "siglip", False):
+        raise ValueError("A PCME++ model has a loss of its own: drop --distill-model and --siglip.")
+    return PCMEppLoss(
+        local_loss=args.local_loss,
+        gather_with_grad=args.gather_with_grad,
+        rank=args.rank,
+        world_size=args.world_size,
+        use_horovod=args.horovod,
+        match_weight=cfg.match_weight,
+        vib_weight=cfg.vib_weight,
+        pp_weight=cfg.pp_weight,
+        reduction=cfg.reduction,
+    )

@@ -24,7 +24,8 @@ def matching_loss(logits_NM: Tensor, targets_NM: Tensor, reduction: str = "mean"
     sample. The authors' code counts the loss once for each direction, which is this one with a weight of 2.
     """
     total = (F.softplus(logits_NM) - targets_NM * logits_NM).sum()
-    return total / pairs_divisor(*logits_NM.shape, reduction)
+    rows, columns = logits_NM.shape
+    return total / pairs_divisor(rows, columns, reduction)
 
 
 def pairs_divisor(rows: int, columns: int, reduction: str) -> int:

@@ -16,6 +16,7 @@ scaled so that the mean over ranks is the loss of the whole batch; gradients fol
 over ranks then is the whole batch's gradient.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -41,12 +42,23 @@ class PairLosses(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, v_nD, t_ND, o_n, o_N, s, a, b, y_true_N, first, reduction):
+    def forward(
+        ctx: Any,
+        v_nD: Tensor,
+        t_ND: Tensor,
+        o_n: Tensor,
+        o_N: Tensor,
+        s: Tensor,
+        a: Tensor,
+        b: Tensor,
+        y_true_N: Tensor | None,
+        first: int,
+        reduction: str,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         n, N = len(v_nD), len(t_ND)
         row_lse_n = v_nD.new_empty(n)
         column_max_N = v_nD.new_full((N,), -torch.inf)
         column_sum_N = v_nD.new_zeros(N)
-        y_true_n = None if y_true_N is None else y_true_N[first : first + n]
         match, extra, pseudo = v_nD.new_zeros(()), v_nD.new_zeros(()), v_nD.new_zeros(())
         for rows in _chunks(v_nD, N):
             c = v_nD[rows] @ t_ND.T
@@ -54,7 +66,7 @@ class PairLosses(torch.autograd.Function):
             z = c.mul_(s)
             new_max_N = torch.maximum(column_max_N, z.amax(dim=0))
             if y_true_N is not None:
-                for is_pseudo in _pseudo_positives(y, y_true_n[rows], y_true_N, rows.start + first):
+                for is_pseudo in _pseudo_positives(y, y_true_N, rows.start + first):
                     extra += (is_pseudo * y).sum()
                     pseudo += is_pseudo.sum()
             match += F.softplus(y).sum()
@@ -79,13 +91,12 @@ class PairLosses(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, g_contrastive, g_match, g_pp, _g_pseudo):
+    def backward(ctx: Any, g_contrastive: Tensor, g_match: Tensor, g_pp: Tensor, _g_pseudo: Tensor) -> Any:
         v_nD, t_ND, o_n, o_N, s, a, b, y_true_N, row_lse_n, column_lse_N = ctx.saved_tensors
         n, N, first = len(v_nD), len(t_ND), ctx.first
         g_contrastive = g_contrastive / (2 * n)
         g_match, g_pp = g_match * ctx.scale, g_pp * ctx.scale
         g_sigmoid = g_match + 2 * g_pp
-        y_true_n = None if y_true_N is None else y_true_N[first : first + n]
         dv_nD, dt_ND = torch.empty_like(v_nD), torch.zeros_like(t_ND)
         row_sum_n, column_sum_N = torch.empty_like(o_n), torch.zeros_like(o_N)
         ds, dc_match = torch.zeros_like(s), torch.zeros_like(s)
@@ -94,7 +105,7 @@ class PairLosses(torch.autograd.Function):
             y = _match_logits(c, o_n[rows], o_N, a, b)
             dy = torch.sigmoid(y).mul_(g_sigmoid)
             if y_true_N is not None:
-                for is_pseudo in _pseudo_positives(y, y_true_n[rows], y_true_N, rows.start + first):
+                for is_pseudo in _pseudo_positives(y, y_true_N, rows.start + first):
                     dy -= is_pseudo * g_pp
             _diagonal(dy, rows.start + first).sub_(g_sigmoid)
             row_sum_n[rows] = dy.sum(dim=1)
@@ -112,7 +123,7 @@ class PairLosses(torch.autograd.Function):
         return dv_nD, dt_ND, -a * row_sum_n, -a * column_sum_N, ds * g_contrastive, da, db, None, None, None
 
 
-def _chunks(v_nD: Tensor, columns: int):
+def _chunks(v_nD: Tensor, columns: int) -> Iterator[slice]:
     step = max(1, CHUNK.get(v_nD.device.type, CHUNK["cuda"]) // columns)
     for start in range(0, len(v_nD), step):
         yield slice(start, min(start + step, len(v_nD)))
@@ -127,9 +138,9 @@ def _diagonal(x: Tensor, first: int) -> Tensor:
     return x.diagonal(first)
 
 
-def _pseudo_positives(y: Tensor, y_true_rows: Tensor, y_true_N: Tensor, first: int):
+def _pseudo_positives(y: Tensor, y_true_N: Tensor, first: int) -> Iterator[Tensor]:
     """Which pairs of a chunk are at least as close as the true pair of their row, and of their column, but not it."""
-    for threshold in (y_true_rows[:, None], y_true_N):
+    for threshold in (y_true_N[first : first + len(y), None], y_true_N):
         is_pseudo = y >= threshold
         _diagonal(is_pseudo, first).fill_(False)
         yield is_pseudo

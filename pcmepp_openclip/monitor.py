@@ -1,0 +1,141 @@
+"""What a user sees of a training run, and what stops it: code between the steps of open_clip's own loop."""
+
+import logging
+import math
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import host_train
+from .collectives import all_reduce
+from .loss import PCMEppLoss
+
+DROWNED = 0.9  # share of the variance in the CSD above which the means hardly count
+
+
+class NonFiniteLoss(RuntimeError):
+    """The loss is not a number any more. Said once, on all ranks, with the step and the terms."""
+
+
+class Monitor:
+    """Wraps the loss and the epoch of open_clip's loop; does nothing to what is computed.
+
+    At open_clip's logging interval: PCME++'s diagnostics, averaged over ranks, to the console, TensorBoard and W&B,
+    and the check that the loss was finite in every step since the last one. Between these steps nothing waits for
+    the device.
+    """
+
+    def __init__(self, args: Any):
+        self.args = args
+        self.loss: Watched  # by `watch`, before the first epoch
+        self.warned = False
+
+    def watch(self, loss: nn.Module) -> "Watched":
+        self.loss = Watched(loss)
+        return self.loss
+
+    def train_one_epoch(self, model: Any, data: dict, loss: Any, epoch: int, *rest: Any, tb_writer: Any = None) -> None:
+        batches = data["train"].dataloader
+        steps_per_epoch = batches.num_batches // self.args.accum_freq
+
+        def between_steps(iterable: Any) -> Iterator[tuple[int, Any]]:
+            bar = progress_bar(self.args, epoch, steps_per_epoch)
+            for i, batch in enumerate(iterable):
+                done, last_pass = divmod(i + 1, self.args.accum_freq)
+                in_epoch = i // self.args.accum_freq
+                logged = in_epoch % self.args.log_every_n_steps == 0 or in_epoch + 1 == steps_per_epoch
+                self.loss.before_step(epoch * steps_per_epoch + in_epoch, logged)
+                yield i, batch
+                if last_pass == 0:
+                    bar.update(self.args.batch_size * self.args.accum_freq * self.args.world_size)
+                    if logged:
+                        self.report(epoch * steps_per_epoch + done - 1, tb_writer)
+            bar.close()
+
+        with host_train.steps(batches, between_steps):
+            host_train.stock_train_one_epoch(model, data, loss, epoch, *rest, tb_writer=tb_writer)
+
+    def report(self, step: int, tb_writer: Any) -> None:
+        """On every rank, behind a step at the logging interval."""
+        self.loss.check(self.args)
+        seen = self.loss.diagnostics()
+        if not seen or not host_train.is_master(self.args):
+            return
+        logging.info(f"PCME++ step {step} " + " ".join(f"{name}: {value:#.5g}" for name, value in seen.items()))
+        scalars = {f"train/{name}": value for name, value in seen.items()}
+        if tb_writer is not None:
+            for name, value in scalars.items():
+                tb_writer.add_scalar(name, value, step)
+        if self.args.wandb:
+            import wandb
+
+            wandb.log(scalars, step=step)
+        if seen["variance_share"] > DROWNED and not self.warned:
+            self.warned = True
+            logging.warning(
+                "The variances drown the means: they are %.0f %% of the distance between an image and a text. Lower "
+                "--init-logvar-bias (now %s) or --vib-weight (now %g).",
+                100 * seen["variance_share"],
+                self.args.pcmepp_cfg.get("init_logvar_bias"),
+                self.args.pcmepp_cfg.get("vib_weight", 0),
+            )
+
+
+class Watched(nn.Module):
+    """A loss that remembers, on its device, the first step at which it was not finite."""
+
+    def __init__(self, loss: nn.Module):
+        super().__init__()
+        self.loss = loss
+        self.step = 0
+        self.first_bad = torch.tensor(math.inf)
+        self.bad_terms: dict[str, Tensor] = {}
+
+    def before_step(self, step: int, logged: bool) -> None:
+        self.step = step
+        if isinstance(self.loss, PCMEppLoss):
+            self.loss.diagnose = logged
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        out = self.loss(*args, **kwargs)
+        terms = {name: value.detach() for name, value in (out if isinstance(out, dict) else {"loss": out}).items()}
+        with torch.no_grad():
+            total = torch.stack(list(terms.values())).sum()
+            if not self.bad_terms:
+                self.first_bad, self.bad_terms = self.first_bad.to(total.device), terms
+            good = torch.isfinite(total) | torch.isfinite(self.first_bad)
+            self.bad_terms = {name: torch.where(good, self.bad_terms[name], terms[name]) for name in terms}
+            self.first_bad = torch.where(good, self.first_bad, float(self.step))
+        return out
+
+    def check(self, args: Any) -> None:
+        """Raise on all ranks if any of them saw a loss that is not finite. Waits for the device."""
+        first_bad = self.first_bad
+        if args.distributed:
+            first_bad = -all_reduce(-first_bad, "max")
+        if torch.isfinite(first_bad):
+            terms = ", ".join(f"{name} {value.item():g}" for name, value in self.bad_terms.items())
+            raise NonFiniteLoss(
+                f"The loss was not finite at step {first_bad.item():.0f} ({terms}). {last_checkpoint(args)} "
+                "Lower --lr, lengthen --warmup, or set --grad-clip-norm 1; with --precision amp try amp_bf16."
+            )
+
+    def diagnostics(self) -> dict[str, float]:
+        return self.loss.read_diagnostics() if isinstance(self.loss, PCMEppLoss) else {}
+
+
+def last_checkpoint(args: Any) -> str:
+    path = host_train.newest_checkpoint(args)
+    return f"The last good checkpoint is {path}." if path else "No checkpoint had been saved before."
+
+
+def progress_bar(args: Any, epoch: int, steps: int) -> Any:
+    """Samples of the epoch, samples/s and time left, on rank 0 of a terminal; log lines elsewhere do."""
+    from tqdm import tqdm
+
+    shown = host_train.is_master(args) and sys.stderr.isatty()
+    total = steps * args.batch_size * args.accum_freq * args.world_size
+    return tqdm(total=total, unit=" samples", unit_scale=True, desc=f"epoch {epoch}", disable=not shown, leave=False)

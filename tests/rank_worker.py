@@ -1,0 +1,98 @@
+"""One rank of the exactness tests: `python rank_worker.py RANK FOLDER`. Runs each case of FOLDER/cases.json with the
+first `world` ranks, one step of open_clip's own training loop each, and leaves rank 0's loss and gradients there."""
+
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+
+import open_clip
+import torch
+import torch.distributed as dist
+
+import pcmepp_openclip as pp
+from pcmepp_openclip import host_train
+
+BATCH = 48
+CFG = {
+    "head_layers": 1,
+    "init_logvar_bias": -3.0,
+    "init_a": 2.0,
+    "init_b": 3.0,
+}
+
+
+def build_model():
+    torch.manual_seed(0)
+    model = open_clip.create_model("PCMEpp-tiny", output_dict=True, pcmepp_cfg=CFG)
+    g = torch.Generator().manual_seed(1)
+    images = torch.randn(BATCH, 3, 32, 32, generator=g)
+    texts = torch.randint(1, 49406, (BATCH, 12), generator=g)
+    texts[:, -1] = 49407
+    return model, images, texts
+
+
+class Capture(torch.optim.SGD):
+    """An optimizer that keeps the gradients of its first step and changes nothing."""
+
+    def step(self):
+        self.seen = [p.grad.clone() for group in self.param_groups for p in group["params"]]
+
+
+class Seen(torch.nn.Module):
+    """The loss, with the last value of its terms kept."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, **kwargs):
+        self.terms = self.loss(**kwargs)
+        return dict(self.terms)
+
+
+def one_step(case, rank, folder):
+    world, accum = case["world"], case["accum"]
+    if world > 1:
+        dist.init_process_group("gloo", f"file://{folder}/store-{case['name']}", rank=rank, world_size=world)
+    model, images, texts = build_model()
+    host_train.DDP.passes = accum
+    wrapped = host_train.DDP(model, device_ids=["cpu"]) if world > 1 else model
+    # what accumulation and ranks see together is the whole batch, in any order
+    size = BATCH // world // accum
+    pieces = [slice((k * world + rank) * size, (k * world + rank + 1) * size) for k in range(accum)]
+    loader = Batches([(images[s], texts[s]) for s in pieces])
+    data = {"train": SimpleNamespace(dataloader=loader, set_epoch=lambda epoch: None)}
+    args = Namespace(
+        **{"device": "cpu", "precision": "fp32", "distill": False, "accum_freq": accum, "skip_scheduler": True},
+        **{"horovod": False, "grad_clip_norm": None, "rank": rank, "world_size": world, "log_every_n_steps": 100},
+        **{"wandb": False, "batch_size": size, "local_loss": case["local_loss"], "gather_with_grad": True},
+    )
+    loss = Seen(pp.PCMEppLoss(args.local_loss, True, rank=rank, world_size=world, **case["weights"]))
+    optimizer = Capture(model.parameters(), lr=0.0)
+    host_train.stock_train_one_epoch(wrapped, data, loss, 0, optimizer, None, None, None, args)
+    if rank == 0:
+        names = [name for name, _ in model.named_parameters()]
+        grads = dict(zip(names, optimizer.seen, strict=True))
+        torch.save({"grads": grads, "terms": loss.terms}, folder / f"{case['name']}.pt")
+    if world > 1:
+        dist.destroy_process_group()
+
+
+class Batches(list):
+    @property
+    def num_batches(self):
+        return len(self)
+
+    @property
+    def num_samples(self):
+        return BATCH
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    for case in json.loads((folder / "cases.json").read_text()):
+        if rank < case["world"]:
+            one_step(case, rank, folder)

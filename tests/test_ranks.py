@@ -1,0 +1,78 @@
+"""On any number of ranks, with any accumulation, the loss and every gradient are those of one process.
+
+Real processes over gloo, through open_clip's own `train_one_epoch`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from rank_worker import BATCH, CFG, build_model
+from slow import slow_terms
+
+WEIGHTS = {"match_weight": 2.0, "pp_weight": 0.1, "vib_weight": 1e-2}
+WORLDS, ACCUMS = (1, 2, 3, 4), (1, 2, 4)
+
+
+def cases():
+    for world in WORLDS:
+        for accum in ACCUMS:
+            for local_loss in (False, True) if world > 1 else (False,):
+                name = f"w{world}-k{accum}-{'local' if local_loss else 'global'}"
+                yield {"name": name, "world": world, "accum": accum, "local_loss": local_loss, "weights": WEIGHTS}
+    for off in WEIGHTS:  # ablations, which DDP refuses if a parameter gets no gradient
+        yield {"name": f"no-{off}", "world": 2, "accum": 1, "local_loss": True, "weights": {**WEIGHTS, off: 0.0}}
+
+
+CASES = list(cases())
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    (folder / "cases.json").write_text(json.dumps(CASES))
+    worker = str(Path(__file__).with_name("rank_worker.py"))
+    ranks = [subprocess.Popen([sys.executable, worker, str(rank), str(folder)]) for rank in range(max(WORLDS))]
+    try:
+        assert [rank.wait(timeout=300) for rank in ranks] == [0] * len(ranks)
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return {case["name"]: torch.load(folder / f"{case['name']}.pt") for case in CASES}
+
+
+@pytest.fixture(scope="module")
+def slow():
+    """Terms and, for given weights, gradients of the whole batch in one process by the slow form."""
+    model, images, texts = build_model()
+    out = model(images, texts)
+    terms = slow_terms(
+        *(out[key] for key in ("image_features", "text_features", "image_logvar", "text_logvar")),
+        *(out[key].mean() for key in ("clip_scale", "match_scale", "match_shift")),
+    )
+
+    def gradients(weights):
+        total = sum(w * term for w, term in zip((1.0, *weights.values()), terms, strict=True))
+        grads = torch.autograd.grad(total, list(model.parameters()), retain_graph=True)
+        return dict(zip([name for name, _ in model.named_parameters()], grads, strict=True))
+
+    return terms, gradients
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_loss_and_gradients_equal_one_process(case, results, slow):
+    assert BATCH % (case["world"] * case["accum"]) == 0 and CFG["init_a"] == 2.0
+    terms, gradients = slow
+    got = results[case["name"]]
+    names = ("contrastive_loss", "match_loss", "pp_loss", "vib_loss")
+    for name, value, weight in zip(names, terms, (1.0, *case["weights"].values()), strict=True):
+        if weight == 0:
+            assert name not in got["terms"]
+        else:
+            assert got["terms"][name].item() == pytest.approx(weight * value.item(), rel=1e-5), name
+    want = gradients(case["weights"])
+    for name, grad in got["grads"].items():
+        error = (grad - want[name]).norm() / want[name].norm().clamp(min=1e-9)
+        assert error < 1e-5, f"{name}: {error:.1e}"

@@ -1,0 +1,181 @@
+"""`pcmepp train`: real runs of open_clip's loop on small shards, one rank; two ranks are in test_train_ranks.py."""
+
+import json
+import math
+import re
+import sys
+
+import open_clip
+import pytest
+import torch
+from shards import write_csv, write_shards
+
+import pcmepp_openclip as pp
+from pcmepp_openclip import host_train, train
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_shards(tmp_path_factory.mktemp("shards"))
+
+
+@pytest.fixture
+def run(data, tmp_path, capfd):
+    """Runs `pcmepp train` in this process; gives the exit code and what it logged."""
+
+    def run(*flags, name="run", model="PCMEpp-tiny", samples=64, **options):
+        options = {"batch-size": 16, "epochs": 1, "workers": 0, "precision": "fp32", "lr": 1e-3, **options}
+        argv = ["--model", model, "--train-data", data, "--train-num-samples", str(samples), "--dataset-type"]
+        argv += ["webdataset", "--logs", str(tmp_path), "--name", name, "--log-every-n-steps", "1", "--warmup", "2"]
+        for flag, value in options.items():
+            argv += [f"--{flag}", str(value)]
+        code = train.main([*argv, *flags])
+        return code, (tmp_path / name / "out.log").read_text() if (tmp_path / name).exists() else capfd.readouterr().err
+
+    run.folder = tmp_path
+    return run
+
+
+def losses(log, term="Loss"):
+    return [float(x) for x in re.findall(rf"\b{term}: ([-+.\deinfa]+) \(", log)]
+
+
+FLAGS = {
+    "accum": ["--accum-freq", "2"],
+    "checkpointing": ["--grad-checkpointing"],
+    "compile": ["--torchcompile"],
+    "bf16": ["--precision", "bf16"],
+    "amp_bf16": ["--precision", "amp_bf16"],
+    "lock": ["--lock-image", "--lock-text", "--lock-text-freeze-layer-norm"],
+    "timm": ["--opt", "timm/lamb", "--eps", "1e-6"],
+    "tensorboard": ["--report-to", "tensorboard"],
+    "weights": ["--match-weight", "2", "--vib-weight", "0", "--pp-weight", "0.1", "--match-reduction", "sum"],
+}
+
+
+@pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)
+def test_a_flag_of_open_clips_works(run, flags):
+    code, log = run(*flags)
+    assert code == 0
+    steps = 2 if "--accum-freq" in flags else 4
+    assert len(losses(log)) == steps and all(math.isfinite(x) for x in losses(log))
+    assert len(re.findall("PCME\\+\\+ step .* a: .* variance_share: ", log)) == steps
+    if "--match-weight" in flags:
+        assert losses(log, "Pp_loss") and not losses(log, "Vib_loss")
+    if "--report-to" in flags:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        events = EventAccumulator(str(run.folder / "run" / "tensorboard"))
+        events.Reload()
+        for tag in ("train/match_loss", "train/a", "train/image_uncertainty", "train/variance_share"):
+            assert [event.step for event in events.Scalars(tag)] == [0, 1, 2, 3], tag
+
+
+def test_initial_values_come_from_the_flags_else_the_config(run):
+    code, log = run("--init-a", "3", "--init-b", "-2", "--init-logvar-bias", "-6", lr=0)
+    assert code == 0 and " a: 3.0000 b: -2.0000 " in log
+    state = torch.load(run.folder / "run/checkpoints/epoch_1.pt", weights_only=True)["state_dict"]
+    assert torch.equal(state["visual.uncertainty_bias"], torch.full((64,), -6.0))
+    code, log = run(name="config", lr=0)
+    assert code == 0 and " a: 1.0000 b: 1.0000 " in log
+
+
+def test_the_same_seed_gives_the_same_losses_and_resume_goes_on(run):
+    _, first = run(epochs=2)
+    _, again = run(name="again", epochs=1)
+    assert losses(again) == losses(first)[:4]
+    code, resumed = run("--resume", "latest", name="again", epochs=2)
+    assert code == 0 and "resuming checkpoint" in resumed and "Start epoch 1" in resumed
+
+
+def test_a_plain_model_trains_to_the_bit_as_in_open_clip(tmp_path):
+    config = open_clip.get_model_config("PCMEpp-tiny")
+    del config["pcmepp_cfg"]
+    (tmp_path / "plain-tiny.json").write_text(json.dumps(config))
+    open_clip.add_model_config(tmp_path / "plain-tiny.json")
+    flags = ["--model", "plain-tiny", "--dataset-type", "csv", "--train-data", write_csv(tmp_path), "--csv-separator"]
+    flags += [",", "--batch-size", "8", "--epochs", "1", "--workers", "0", "--precision", "fp32", "--accum-freq", "2"]
+    flags += ["--log-every-n-steps", "1", "--logs", str(tmp_path), "--warmup", "1", "--name"]
+    assert train.main([*flags, "ours"]) == 0
+    assert not host_train.open_clip_train.main.main([*flags, "stock"])
+    ours, theirs = (
+        torch.load(tmp_path / name / "checkpoints/epoch_1.pt", weights_only=True) for name in ("ours", "stock")
+    )
+    assert ours["state_dict"].keys() == theirs["state_dict"].keys()
+    for name, tensor in theirs["state_dict"].items():
+        assert torch.equal(ours["state_dict"][name], tensor), name
+
+
+@pytest.mark.parametrize(
+    "flags, word",
+    [
+        (["--siglip"], "--siglip"),
+        (["--distill-model", "ViT-B-32", "--distill-pretrained", "openai"], "--distill-model"),
+        (["--horovod"], "--horovod"),
+        (["--vib-weight", "-1"], "vib_weight"),
+        (["--match-reduction", "max"], "reduction"),
+        (["--model", "ViT-B-32", "--init-a", "2"], "--init-a"),
+        (["--model", "PCMEpp-ViT-B16"], "PCMEpp-ViT-B-16"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_sentence(run, flags, word):
+    try:
+        code, said = run(*flags)
+    except RuntimeError as error:  # a wrong model name is open_clip's kind of error
+        code, said = 2, str(error)
+    assert code == 2 and word in said
+
+
+def test_help_lists_both_kinds_of_flags(capsys):
+    with pytest.raises(SystemExit) as end:
+        train.main(["--help"])
+    out = capsys.readouterr().out
+    assert end.value.code == 0 and "--vib-weight" in out and "--grad-checkpointing" in out
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(run, monkeypatch):
+    run(epochs=1)
+    stock = pp.PCMEppLoss.forward
+
+    def broken(self, *args, **kwargs):
+        out = stock(self, *args, **kwargs)
+        broken.calls += 1
+        return {**out, "match_loss": out["match_loss"] * math.nan} if broken.calls == 3 else out
+
+    broken.calls = 0
+    monkeypatch.setattr(pp.PCMEppLoss, "forward", broken)
+    with pytest.raises(RuntimeError, match=r"not finite at step 6 .*match_loss nan.*epoch_1\.pt"):
+        run("--resume", "latest", "--log-every-n-steps", "4", epochs=2)
+    assert not (run.folder / "run/checkpoints/epoch_2.pt").exists()
+
+
+def test_a_warning_when_the_variance_drowns_the_means(run):
+    _, log = run("--init-logvar-bias", "2", lr=0)
+    assert log.count("The variances drown the means") == 1
+    _, log = run("--init-logvar-bias", "-8", name="small", lr=0)
+    assert "drown" not in log
+
+
+def test_validation_by_mean_and_by_csd(run, data):
+    code, log = run("--val-data", data, "--val-num-samples", "128", epochs=1)
+    assert code == 0
+    row = json.loads((run.folder / "run/checkpoints/results.jsonl").read_text())
+    for direction in ("image_to_text", "text_to_image"):
+        for name in ("R@1", "R@5", "R@10", "median_rank", "uncertainty_R@1_correlation"):
+            assert f"{direction}_{name}" in row
+        assert 0 <= row[f"csd_{direction}_R@1"] <= 1
+    model, _, preprocess = open_clip.create_model_and_transforms(
+        "PCMEpp-tiny", pretrained=str(run.folder / "run/checkpoints/epoch_1.pt")
+    )
+    assert isinstance(model, pp.PCMEppCLIP) and row["num_samples"] == 128
+
+
+def test_stock_main_trains_pcmepp_through_the_launcher(data, tmp_path):
+    import subprocess
+
+    flags = ["--model", "PCMEpp-tiny", "--train-data", data, "--train-num-samples", "32", "--dataset-type"]
+    flags += ["webdataset", "--batch-size", "16", "--epochs", "1", "--workers", "0", "--precision", "fp32"]
+    command = [sys.executable, "-m", "pcmepp_openclip", "-m", "open_clip_train.main", *flags]
+    done = subprocess.run([*command, "--logs", str(tmp_path), "--name", "stock"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Match_loss" in done.stderr and (tmp_path / "stock/checkpoints/epoch_1.pt").exists()
