@@ -1,9 +1,9 @@
 """The closed-form sampled distance (CSD) between Gaussians, equation 1 of the PCME++ paper."""
 
-import torch
 from torch import Tensor
 
 from .gaussian import Gaussian
+from .precision import full_precision
 
 
 def csd(a: Gaussian, b: Gaussian) -> Tensor:
@@ -28,7 +28,7 @@ def csd(a: Gaussian, b: Gaussian) -> Tensor:
             "csd takes two batches of Gaussians with means [N, D] and [M, D] of one D; "
             f"got {list(a.mean.shape)} and {list(b.mean.shape)}."
         )
-    with torch.autocast(a.mean.device.type, enabled=False):
+    with full_precision(a.mean):
         mean_a_ND, mean_b_MD = a.mean.float(), b.mean.float()
         offset_N = mean_a_ND.square().sum(dim=1) + a.uncertainty
         offset_M = mean_b_MD.square().sum(dim=1) + b.uncertainty

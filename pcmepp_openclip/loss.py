@@ -10,6 +10,7 @@ from .config import PCMEppCfg
 from .gaussian import Gaussian
 from .matching import pairs_divisor
 from .pairwise import PairLosses
+from .precision import full_precision
 from .vib import vib
 
 
@@ -85,7 +86,7 @@ class PCMEppLoss(nn.Module):
             image_logvar, text_logvar: log sigma^2, [N, D].
             clip_scale, match_scale, match_shift: scale of InfoNCE's logits, a and b, a value for each sample, [N].
         """
-        with torch.autocast(image_features.device.type, enabled=False):
+        with full_precision(image_features):
             terms = self._terms(
                 Gaussian(image_features.float(), image_logvar.float()),
                 Gaussian(text_features.float(), text_logvar.float()),

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from . import host
 from .config import PCMEppCfg
 from .gaussian import Gaussian
+from .precision import full_precision
 from .towers import read_token, run_blocks
 
 MIN_A = 1e-2
@@ -250,6 +251,6 @@ def _projection(width: int, embed_dim: int) -> nn.Parameter:
 
 def _logvar(x_N1C: Tensor, projection_CD: Tensor, bias_D: Tensor | None) -> Tensor:
     """The projection in fp32 whatever the precision: in bf16 a log-variance of -10 is only right to 3 %."""
-    with torch.autocast(x_N1C.device.type, enabled=False):
+    with full_precision(x_N1C):
         logvar_ND = x_N1C.squeeze(1).float() @ projection_CD.float()
         return logvar_ND if bias_D is None else logvar_ND + bias_D.float()

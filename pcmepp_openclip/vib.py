@@ -1,9 +1,9 @@
 """The variational information bottleneck of PCME++, which keeps the variances from collapsing to zero."""
 
-import torch
 from torch import Tensor
 
 from .gaussian import Gaussian
+from .precision import full_precision
 
 
 def vib(gaussians: Gaussian) -> Tensor:
@@ -14,6 +14,6 @@ def vib(gaussians: Gaussian) -> Tensor:
     The authors' code drops the term where it is above 1e4, at the price of a wait for the device in every step;
     here it is always counted: in fp32 it stays finite for s up to 88.
     """
-    with torch.autocast(gaussians.mean.device.type, enabled=False):
+    with full_precision(gaussians.mean):
         mean, logvar = gaussians.mean.float(), gaussians.logvar.float()
         return -0.5 * (1 + logvar - mean.square() - logvar.exp()).mean()

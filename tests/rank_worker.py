@@ -64,12 +64,10 @@ def one_step(case, rank, folder):
     pieces = [slice((k * world + rank) * size, (k * world + rank + 1) * size) for k in range(accum)]
     loader = Batches([(images[s], texts[s]) for s in pieces])
     data = {"train": SimpleNamespace(dataloader=loader, set_epoch=lambda epoch: None)}
-    args = Namespace(
-        **{"device": "cpu", "precision": "fp32", "distill": False, "accum_freq": accum, "skip_scheduler": True},
-        **{"horovod": False, "grad_clip_norm": None, "rank": rank, "world_size": world, "log_every_n_steps": 100},
-        **{"wandb": False, "batch_size": size, "local_loss": case["local_loss"], "gather_with_grad": True},
-    )
-    loss = Seen(pp.PCMEppLoss(args.local_loss, True, rank=rank, world_size=world, **case["weights"]))
+    args = Namespace(device="cpu", precision="fp32", distill=False, accum_freq=accum, skip_scheduler=True)
+    args.horovod, args.grad_clip_norm, args.wandb, args.log_every_n_steps = False, None, False, 100
+    args.rank, args.world_size, args.batch_size = rank, world, size
+    loss = Seen(pp.PCMEppLoss(case["local_loss"], True, rank=rank, world_size=world, **case["weights"]))
     optimizer = Capture(model.parameters(), lr=0.0)
     host_train.stock_train_one_epoch(wrapped, data, loss, 0, optimizer, None, None, None, args)
     if rank == 0:

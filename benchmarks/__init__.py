@@ -1,0 +1,1 @@
+"""The claims of speed and memory, measured side by side: `python -m benchmarks [NAME ...]`."""
