@@ -4,7 +4,6 @@ python -m benchmarks loss
 """
 
 import math
-import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
-from .measure import Row, timed
+from .measure import Row, peak_memory, reset_peak_memory, timed
 
 DIM = 512
 
@@ -72,6 +71,6 @@ if __name__ == "__main__":
     kind, n = sys.argv[1], int(sys.argv[2])
     step(kind, inputs(8))
     leaves = inputs(n)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = reset_peak_memory()
     step(kind, leaves)
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+    print(peak_memory() - before)

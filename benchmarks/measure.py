@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,22 @@ def interleaved(ours: Callable[[], object], theirs: Callable[[], object], repeat
 def timed(what: str, ours: Callable, theirs: Callable, bar: float | None, repeats: int = 5) -> Row:
     a, b, spread = interleaved(ours, theirs, repeats)
     return Row(what, a, b, "s", bar, spread)
+
+
+def peak_memory() -> float:
+    """The most memory, in MB, that this process has held since `reset_peak_memory`. Linux only."""
+    return _status("VmHWM")
+
+
+def reset_peak_memory() -> float:
+    """Forget the peak so far; the MB that the process holds now."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
+def _status(field: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field + ":")) / 1024
 
 
 def table(rows: list[Row]) -> str:

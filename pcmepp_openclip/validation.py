@@ -20,8 +20,8 @@ def evaluate(model: Any, data: dict, epoch: int, args: Any, **kwargs: Any) -> di
                 kept.append(output[name].cpu())
 
     def metrics(image_features: Tensor, text_features: Tensor, logit_scale: Tensor) -> dict[str, float]:
-        images = Gaussian(image_features, torch.cat(logvars["image_logvar"]))
-        texts = Gaussian(text_features, torch.cat(logvars["text_logvar"]))
+        images = Gaussian(image_features.to(args.device), torch.cat(logvars["image_logvar"]).to(args.device))
+        texts = Gaussian(text_features.to(args.device), torch.cat(logvars["text_logvar"]).to(args.device))
         return dict(retrieval_metrics(images, texts))
 
     handle = host_train.innermost(model).register_forward_hook(keep)
