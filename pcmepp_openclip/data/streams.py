@@ -7,8 +7,10 @@ import base64
 import contextlib
 import io
 import os
+import re
 import signal
 import subprocess
+import tempfile
 import time
 import urllib.error
 import urllib.parse
@@ -174,16 +176,20 @@ class _CommandFailed(OSError):
 
 
 class _CommandOutput:
-    """What a command prints. Its end counts as the end only if the command succeeded."""
+    """What a command prints. Its end counts as the end only if the command succeeded.
+
+    What it says on stderr is never shown, since it may quote secrets, but the aws program is asked what it meant.
+    """
 
     def __init__(self, command: str | list[str], name: str):
+        self._name, self._said = name, tempfile.TemporaryFile()
         try:
             self._process = subprocess.Popen(
                 command,
                 shell=isinstance(command, str),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,  # it may quote what must not be shown
+                stderr=subprocess.DEVNULL if isinstance(command, str) else self._said,
                 start_new_session=True,
             )
         except FileNotFoundError:
@@ -195,6 +201,9 @@ class _CommandOutput:
     def readinto(self, buffer: Any) -> int:
         count = self._stdout.readinto(buffer)  # type: ignore[attr-defined]
         if count == 0 and (status := self._process.wait()) != 0:
+            self._said.seek(0)
+            if answer := re.search(rb"\((403|404|AccessDenied|NoSuchBucket|NoSuchKey)\)", self._said.read(1 << 16)):
+                raise MissingShard(f"{self._name}: the server answers {answer[1].decode()}")
             raise _CommandFailed(f"the command ends with exit status {status}")
         return count
 
@@ -207,6 +216,7 @@ class _CommandOutput:
             with contextlib.suppress(ProcessLookupError):  # the shell and what it started
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        self._said.close()
 
 
 def _command_opener(command: str | list[str], shard: str) -> Callable[[int], tuple[Any, int | None]]:
