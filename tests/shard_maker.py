@@ -1,12 +1,12 @@
 """Shards, good and bad, and servers for them: the parts that the tests of the data are made with."""
 
+import argparse
 import contextlib
 import http.server
 import io
 import random
 import tarfile
 import threading
-import types
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -54,33 +54,31 @@ def write_shards(folder: Path, counts: list[int], prefix: str = "") -> str:
     return str(folder / f"{{00000..{len(counts) - 1:05d}}}.tar")
 
 
-def arguments(train_data: str, *flags: str, **values) -> types.SimpleNamespace:
+def arguments(train_data: str, *flags: str, **values) -> argparse.Namespace:
     """What open_clip's parser and ours leave, as far as the data look at it."""
-    import argparse
-
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     ours = vars(parser.parse_args(list(flags)))
-    stock = dict(
-        train_data=train_data,
-        val_data=None,
-        dataset_type="webdataset",
-        train_num_samples=None,
-        val_num_samples=None,
-        dataset_resampled=False,
-        train_data_upsampling_factors=None,
-        imagenet_val=None,
-        imagenet_v2=None,
-        workers=0,
-        batch_size=4,
-        world_size=1,
-        rank=0,
-        seed=0,
-        distributed=False,
-        epochs=1,
-        model="PCMEpp-tiny",
-        force_image_size=None,
-    )
+    stock: dict = {
+        "train_data": train_data,
+        "val_data": None,
+        "dataset_type": "webdataset",
+        "train_num_samples": None,
+        "val_num_samples": None,
+        "dataset_resampled": False,
+        "train_data_upsampling_factors": None,
+        "imagenet_val": None,
+        "imagenet_v2": None,
+        "workers": 0,
+        "batch_size": 4,
+        "world_size": 1,
+        "rank": 0,
+        "seed": 0,
+        "distributed": False,
+        "epochs": 1,
+        "model": "PCMEpp-tiny",
+        "force_image_size": None,
+    }
     return argparse.Namespace(**{**stock, **ours, **values})
 
 
@@ -126,6 +124,11 @@ def captions(data) -> list[list[str]]:
     return [read_back(texts) for _, texts in data.dataloader]
 
 
+def flat(data) -> list[str]:
+    """The captions of the whole epoch."""
+    return [caption for batch in captions(data) for caption in batch]
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
     """Files of `server.root`, with ranges, and with failures by path: see `serve`."""
 
@@ -150,7 +153,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if server.ranges and (wanted := self.headers.get("Range")):
             start = int(wanted.removeprefix("bytes=").split("-")[0])
         body = data[start:]
-        headers = {"Content-Length": str(len(body)), "ETag": f'"{len(data)}"', "Last-Modified": self.date_time_string(0)}
+        headers = {
+            "Content-Length": str(len(body)),
+            "ETag": f'"{len(data)}"',
+            "Last-Modified": self.date_time_string(0),
+        }
         self.answer(206 if start else 200, headers)
         if self.command == "HEAD":
             return None

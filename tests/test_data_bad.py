@@ -1,11 +1,15 @@
 """Every kind of bad input: what comes through, what is counted, and what ends a run."""
 
+import io
 import json
 import logging
+import zlib
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
-from shard_maker import arguments, captions, load, pair, picture, serve, write_shards, write_tar
+from shard_maker import arguments, captions, flat, load, pair, picture, serve, write_shards, write_tar
 
 from pcmepp_openclip.data import causes
 from pcmepp_openclip.data.count import count_shard
@@ -16,6 +20,7 @@ def bomb() -> bytes:
     """A PNG of a few bytes that says it has 40,000 x 40,000 pixels."""
     small = bytearray(picture(format="PNG"))
     small[16:24] = (40_000).to_bytes(4, "big") * 2
+    small[29:33] = zlib.crc32(small[12:29]).to_bytes(4, "big")
     return bytes(small)
 
 
@@ -50,13 +55,15 @@ def write_bad(folder, cause, shards=4, good=10, bad=3):
 def test_bad_samples_are_skipped_and_counted(tmp_path, cause, resampled):
     pattern, good = write_bad(tmp_path, cause)
     (tmp_path / "sizes.json").write_text(json.dumps({f"{i:05d}.tar": 13 for i in range(4)}))
-    data = load(arguments(pattern, dataset_resampled=resampled, train_num_samples=200 if resampled else None, workers=1))
-    seen = sum(captions(data), [])
-    assert set(seen) == set(good)
+    data = load(
+        arguments(pattern, dataset_resampled=resampled, train_num_samples=300 if resampled else None, workers=1)
+    )
+    seen = flat(data)
+    assert set(seen) <= set(good) and len(set(seen)) >= (35 if resampled else 40)
     lost = data.dataloader.last.by_source([tmp_path.name])[tmp_path.name]
     assert set(lost) == {cause}
     if not resampled:
-        assert lost[cause] >= 12  # a bad one may also be asked to stand in for another
+        assert lost == {cause: 12}
         assert len(seen) == 52 and data.dataloader.last.stood_in == 12
 
 
@@ -68,7 +75,7 @@ def test_counting_finds_them_and_an_exact_pass_then_repeats_nothing(tmp_path, ca
     assert main(["count", pattern, "--workers", "2"]) == 0
     assert json.loads((tmp_path / "sizes.json").read_text()) == {f"{i:05d}.tar": 10 for i in range(4)}
     data = load(arguments(pattern))
-    assert sorted(sum(captions(data), [])) == sorted(good)
+    assert sorted(flat(data)) == sorted(good)
     assert not data.dataloader.last.lost and not data.dataloader.last.stood_in
 
 
@@ -78,7 +85,7 @@ def test_duplicate_keys_are_used_once(tmp_path):
     count = count_shard(str(tmp_path / "0.tar"), MAX_PIXELS)
     assert (count.samples, count.usable, count.unusable) == (5, 3, {causes.DUPLICATE_KEY: [2, 4]})
     data = load(arguments(str(tmp_path / "0.tar"), train_num_samples=3, batch_size=3))
-    assert sorted(sum(captions(data), [])) == ["caption a", "caption b", "caption c"]
+    assert sorted(flat(data)) == ["caption a", "caption b", "caption c"]
 
 
 @pytest.mark.parametrize(
@@ -96,10 +103,6 @@ def test_duplicate_keys_are_used_once(tmp_path):
     ],
 )
 def test_odd_modes_become_what_pillow_makes_of_them(image, pixel):
-    import io
-
-    import numpy as np
-
     slow = Image.open(io.BytesIO(image)).convert("RGBA").convert("RGB")
     if Image.open(io.BytesIO(image)).mode == "CMYK":
         slow = Image.open(io.BytesIO(image)).convert("RGB")
@@ -108,10 +111,6 @@ def test_odd_modes_become_what_pillow_makes_of_them(image, pixel):
 
 
 def test_16_bits_are_scaled_not_clipped():
-    import io
-
-    import numpy as np
-
     values = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
     file = io.BytesIO()
     Image.fromarray(values).save(file, "PNG")
@@ -121,13 +120,11 @@ def test_16_bits_are_scaled_not_clipped():
 
 @pytest.mark.parametrize("format", ["WEBP", "GIF", "PNG"])
 def test_of_an_animation_the_first_frame_is_used(format):
-    import io
-
-    import numpy as np
-
     frames = [Image.new("RGB", (9, 9), color) for color in ("red", "blue", "green")]
     file = io.BytesIO()
-    frames[0].save(file, format, save_all=True, append_images=frames[1:], **({"lossless": True} if format == "WEBP" else {}))
+    frames[0].save(
+        file, format, save_all=True, append_images=frames[1:], **({"lossless": True} if format == "WEBP" else {})
+    )
     assert np.array_equal(np.asarray(decode_image(file.getvalue())), np.asarray(frames[0]))
 
 
@@ -147,8 +144,6 @@ def test_a_postscript_image_starts_no_program(tmp_path, monkeypatch):
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr("PIL.EpsImagePlugin.gs_binary", None)
-    import io
-
     with pytest.raises(OSError):
         Image.open(io.BytesIO(EPS)).load()
     assert (tmp_path / "ran").exists(), "this is what must not happen in ours"
@@ -194,9 +189,9 @@ def test_bad_shards_are_skipped_and_counted(tmp_path, cause, resampled, remote):
             pattern = f"d={server.url}/d/{{00000..00003}}.tar"
         number = 300 if resampled else None
         data = load(arguments(pattern, dataset_resampled=resampled, train_num_samples=number, workers=2))
-        seen = sum(captions(data), [])
+        seen = flat(data)
     whole = {caption for caption in seen if not caption.startswith("caption 002")}
-    assert len(whole) == 60
+    assert len(whole) >= 57 if resampled else len(whole) == 60
     lost = data.dataloader.last.by_source(["d"])["d"]
     assert set(lost) == {cause.strip()}
     if not resampled:
@@ -212,7 +207,7 @@ def test_a_server_that_drops_the_connection_loses_nothing(tmp_path):
     with serve(tmp_path) as server:
         server.drops["/d/00001.tar"] = 2
         data = load(arguments(f"d={server.url}/d/{{00000..00001}}.tar"))
-        assert len(set(sum(captions(data), []))) == 40
+        assert len(set(flat(data))) == 40
     last = data.dataloader.last
     assert not last.lost and last.retries[0] == 2
 
@@ -223,8 +218,10 @@ def test_a_server_that_stays_away_is_counted(tmp_path):
     with serve(tmp_path) as server:
         server.drops["/d/00001.tar"] = 10**6
         data = load(arguments(f"d={server.url}/d/{{00000..00001}}.tar", "--train-data-retries", "1"))
-        seen = set(sum(captions(data), []))
-    assert {caption for caption in seen if caption.startswith("caption 000")} == {f"caption 000{i:05d}" for i in range(20)}
+        seen = set(flat(data))
+    assert {caption for caption in seen if caption.startswith("caption 000")} == {
+        f"caption 000{i:05d}" for i in range(20)
+    }
     assert set(data.dataloader.last.by_source(["d"])["d"]) == {causes.LOST_SHARD}
 
 
@@ -232,7 +229,7 @@ def test_wrong_sizes_are_noticed(tmp_path):
     pattern = write_shards(tmp_path / "d", [10, 10])
     (tmp_path / "d/sizes.json").write_text(json.dumps({"00000.tar": 14, "00001.tar": 6}))
     data = load(arguments(pattern))
-    assert len(sum(captions(data), [])) == 20
+    assert len(flat(data)) == 20
     lost = data.dataloader.last.by_source(["d"])["d"]
     assert lost == {causes.FEWER_THAN_COUNTED: 4, causes.MORE_THAN_COUNTED: 1}
 
@@ -257,7 +254,7 @@ def test_the_share_of_bad_samples_that_ends_a_run_is_a_setting(tmp_path):
     pattern, _ = write_bad(tmp_path / "d", causes.BROKEN_IMAGE)
     (tmp_path / "d/sizes.json").write_text(json.dumps({f"{i:05d}.tar": 13 for i in range(4)}))
     assert captions(load(arguments(pattern)))
-    with pytest.raises(ValueError, match="--train-data-max-bad 0.1 allows: .*broken image"):
+    with pytest.raises(ValueError, match=r"--train-data-max-bad 0.1 allows: .*broken image"):
         captions(load(arguments(pattern, "--train-data-max-bad", "0.1")))
 
 
@@ -288,4 +285,5 @@ def test_an_endless_word_does_not_hold_up_the_tokenizer(tmp_path):
 
     data = get_data(stock, args, (to_tensor, to_tensor), tokenizer=tokenizer)["train"]
     ((_, texts),) = list(data.dataloader)
-    assert texts.shape == (4, 77)
+    expected = tokenizer(["z" * 16 * 77])[0]
+    assert any(torch.equal(row, expected[: len(row)]) for row in texts)

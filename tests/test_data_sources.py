@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 from open_clip_train.data import expand_urls
-from shard_maker import arguments, captions, load, serve, write_shards
+from shard_maker import arguments, flat, load, serve, write_shards
 
 from pcmepp_openclip.data.sources import parse_sources, shard_key, sibling
 from pcmepp_openclip.data.streams import LostShard, MissingShard, open_shard
@@ -66,27 +66,23 @@ def shards(tmp_path):
     """Two shards with their sizes, and the captions in them."""
     write_shards(tmp_path / "d", [9, 7])
     (tmp_path / "d" / "sizes.json").write_text(json.dumps({"00000.tar": 9, "00001.tar": 7}))
-    expected = sorted(captions_of(load(arguments(f"{tmp_path}/d/{{00000..00001}}.tar"))))
+    expected = sorted(flat(load(arguments(f"{tmp_path}/d/{{00000..00001}}.tar"))))
     assert len(set(expected)) == 16
     return tmp_path, expected
-
-
-def captions_of(data):
-    return sum(captions(data), [])
 
 
 def test_http_reads_the_same_and_its_sizes(shards):
     root, expected = shards
     with serve(root) as server:
         data = load(arguments(f"{server.url}/d/{{00000..00001}}.tar", workers=2))
-        assert sorted(captions_of(data)) == expected
+        assert sorted(flat(data)) == expected
 
 
 def test_http_with_a_login_in_the_url(shards):
     root, expected = shards
     with serve(root, login="Basic dXNlcjpzM2NyM3Q=") as server:  # user:s3cr3t
         url = server.url.replace("http://", "http://user:s3cr3t@") + "/d/{00000..00001}.tar"
-        assert sorted(captions_of(load(arguments(url)))) == expected
+        assert sorted(flat(load(arguments(url)))) == expected
 
 
 def test_pipes_and_local_files_mix(shards, tmp_path):
@@ -96,7 +92,7 @@ def test_pipes_and_local_files_mix(shards, tmp_path):
     data = load(
         arguments(f"{root}/d/00000.tar::b=pipe:cat {root}/d/00001.tar", "--train-data-sizes", f"b={sizes}", workers=1)
     )
-    assert sorted(captions_of(data)) == expected
+    assert sorted(flat(data)) == expected
 
 
 def test_s3_is_read_by_the_aws_program(shards, monkeypatch):
@@ -114,7 +110,7 @@ def test_s3_is_read_by_the_aws_program(shards, monkeypatch):
         }.items():
             monkeypatch.setenv(name, value)
         data = load(arguments("s3://bucket/{00000..00001}.tar", workers=2))
-        assert sorted(captions_of(data)) == expected
+        assert sorted(flat(data)) == expected
         assert any("/bucket/00001.tar" in path for _, path, _ in server.log)
 
 
@@ -130,7 +126,10 @@ def hub(shards, monkeypatch):
     listing.write_text(json.dumps([{"type": "file", "path": name, "size": 1, "oid": "0" * 40} for name in names]))
     with serve(root) as server:
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
-        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}")
+        monkeypatch.setattr(
+            "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
+            server.url + "/{repo_id}/resolve/{revision}/{filename}",
+        )
         monkeypatch.setenv("HF_TOKEN", "hf_secret")
         yield server, expected
 
@@ -139,7 +138,7 @@ def hub(shards, monkeypatch):
 def test_hugging_face_repos(hub, pattern):
     server, expected = hub
     data = load(arguments(f"hf://datasets/org/pairs/{pattern}"))
-    assert sorted(captions_of(data)) == expected
+    assert sorted(flat(data)) == expected
     tar = next(headers for _, path, headers in server.log if path.endswith("00001.tar"))
     assert tar["Authorization"] == "Bearer hf_secret"
 

@@ -1,8 +1,8 @@
 """Samples to batches: what runs in a worker."""
 
 import contextlib
-import itertools
 import random
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,14 +14,14 @@ from torch.utils.data import IterableDataset
 
 from . import causes
 from .decode import BadImage, decode_image
-from .feeds import DrawFeed, Guard, NothingUsable, PassFeed, Reader
+from .feeds import DrawFeed, Guard, NothingUsable, PassFeed, Reader, WalkFeed
 from .plan import ExactPass, Shard, endless_draws, lane_batches, lane_slice, seed_for, uncounted_walk
 from .shards import Sample
 from .sources import label
 from .tally import Tally
 
 TEXT_MULTIPLE = 8  # texts are cut to a multiple of it: few shapes
-CHARACTERS_A_TOKEN = 32  # no token is longer; a tokenizer takes quadratic time on endless words
+CHARACTERS_A_TOKEN = 16  # captions are cut to so many: a tokenizer takes quadratic time on endless words
 
 
 @dataclass(frozen=True)
@@ -83,20 +83,20 @@ class Lane:
         self._job, self._lane, self._epoch = job, lane, epoch
         self.tally = Tally()
         self._guard = Guard(job.max_empty_shards)
+        self._undecodable: set[tuple[int, str]] = set()
         skip = lane_batches(first_batch, job.lanes, lane) * job.batch_size
         self._feed = self._open(skip, first_batch)
 
-    def _open(self, skip: int, first_batch: int) -> PassFeed | DrawFeed:
+    def _open(self, skip: int, first_batch: int) -> PassFeed | DrawFeed | WalkFeed:
         job, buffer_size = self._job, max(1, self._job.shuffle // self._job.lanes)
         if job.shares is not None:
             # A resumed epoch goes on with fresh draws, else it would see the same samples again.
             rng = random.Random(seed_for("draw", job.seed, self._epoch, job.rank, self._lane, first_batch))
             shares = {number: share for number, share in enumerate(job.shares) if share}
-            visits = {
-                number: endless_draws([shard for shard in job.shards if shard.source == number], rng)
-                for number in shares
-            }
-            return DrawFeed(visits, list(shares.values()), buffer_size, self._reader, self._tally, rng)
+            shards = {number: [shard for shard in job.shards if shard.source == number] for number in shares}
+            visits = {number: endless_draws(shards[number], rng) for number in shares}
+            sizes = [min(round(buffer_size * shares[number]), _total(shards[number])) for number in shares]
+            return DrawFeed(visits, list(shares.values()), sizes, self._reader, rng)
         rng = random.Random(seed_for("order", job.seed, self._epoch, job.rank, self._lane))
         if job.counted:
             line = ExactPass(job.shards, job.seed, self._epoch)
@@ -106,8 +106,7 @@ class Lane:
         same = random.Random(seed_for("walk", job.seed, self._epoch))
         part, parts = job.rank * job.lanes + self._lane, job.world_size * job.lanes
         own, others = uncounted_walk(job.shards, same, part, parts)
-        walk = itertools.chain(own, others)
-        feed = DrawFeed({0: walk}, [1.0], buffer_size, self._reader, self._tally, rng, own=len(own))
+        feed = WalkFeed(own, others, buffer_size, self._reader(), self._tally, rng)
         feed.take_batch(skip)
         return feed
 
@@ -147,6 +146,8 @@ class Lane:
 
     def _decode(self, sample: Sample) -> Tensor | None:
         job, image, cause = self._job, None, causes.UNFIT_IMAGE
+        if (sample.visit, sample.key) in self._undecodable:  # it stood in for another before
+            return None
         try:
             image = job.transform(decode_image(sample.image, at_least=job.at_least, max_pixels=job.max_pixels))
         except BadImage as error:
@@ -154,12 +155,18 @@ class Lane:
         except Exception:  # a transform that cannot take this image, such as one of a single row
             pass
         if image is None:
+            self._undecodable.add((sample.visit, sample.key))
             self.tally.note(sample.source, cause, 1, f"{label(sample.shard)} {sample.key}")
         self._guard.decoded(sample, image is not None)
         return image
 
     def close(self) -> None:
         self._feed.close()
+
+
+def _total(shards: list[Shard]) -> int:
+    """Samples of all; without counts, more than any buffer holds."""
+    return sum(shard.size.samples if shard.size else sys.maxsize for shard in shards)
 
 
 def cut_texts(texts: Tensor, pad: int) -> Tensor:

@@ -51,7 +51,7 @@ def count_shard(shard: str, max_pixels: int, retries: int = 5, most: int | None 
         for group in groups:
             count.samples += 1
             count.bytes += sum(len(data) for data in group.members.values() if data)
-            count.suffixes.update(group.members)
+            count.suffixes.update(list(group.members))
             cause = find_fault(group)
             if cause is None:
                 image = next(data for suffix in IMAGE_SUFFIXES if (data := group.members.get(suffix)) is not None)

@@ -71,9 +71,14 @@ class Reader:
     def _read(self, visit: Visit, stop: int | None, note_excess: bool = False) -> Iterator[Sample | None]:
         shard, usable = visit.shard, 0
         self._visit += 1
+
+        def note(cause: str, count: int, where: str) -> None:
+            self._tally().met += count
+            self._tally().note(shard.source, cause, count, where)
+
         items = read_samples(
             shard.place,
-            lambda cause, count, where: self._tally().note(shard.source, cause, count, where),
+            note,
             source=shard.source,
             visit=self._visit,
             start=visit.start,
@@ -83,7 +88,9 @@ class Reader:
             note_excess=note_excess,
         )
         for item in items:
-            usable += item is not None
+            if item is not None:
+                usable += 1
+                self._tally().met += 1
             yield item
         if usable or not visit.start:  # one begun near its end may well have nothing left
             self._guard.shard_read(shard.source, usable)
@@ -134,7 +141,7 @@ class PassFeed:
         tally: Callable[[], Tally],
         rng: random.Random,
     ):
-        self._tally, self._begin = tally, begin
+        self._tally, self._begin, self._fresh_end = tally, begin, fresh_end
         self._order = ShuffleBuffer(range(begin, fresh_end), buffer_size, rng)
         again = max(0, skip - (fresh_end - begin))
         for _ in range(skip - again):
@@ -173,6 +180,8 @@ class PassFeed:
             if self._at >= self._resumed_at or self._at in self._kept:
                 self._ready[self._at] = item
             self._at += 1
+            if self._at == self._fresh_end:
+                next(self._slots, None)  # the last shard has its end looked at, too
         return self._ready.pop(position)
 
     def close(self) -> None:
@@ -181,12 +190,11 @@ class PassFeed:
 
 
 class DrawFeed:
-    """Samples of several sources in given shares, each source shuffled by itself, as long as its visits go on.
+    """Samples of several sources in given shares, each source shuffled by itself, for ever.
 
     Arguments:
-        visits: the shards to read, by number of the source; or one entry for all sources together.
-        shares: of the entries of `visits`, in order.
-        own: how many shards may be read before samples count as seen again.
+        visits: the shards to read, by number of the source. They must not end.
+        shares, buffer_sizes: of the sources in `visits`, in order.
     """
 
     stand_ins_repeat = False
@@ -195,18 +203,14 @@ class DrawFeed:
         self,
         visits: dict[int, Iterator[Visit]],
         shares: list[float],
-        buffer_size: int,
+        buffer_sizes: list[int],
         reader: Callable[[], Reader],
-        tally: Callable[[], Tally],
         rng: random.Random,
-        own: int | None = None,
     ):
-        self._tally, self._own = tally, own
         self._numbers, self._mixer = list(visits), Mixer(shares, rng)
         self._streams = [_chain(reader().samples, drawn) for drawn in visits.values()]
         self._buffers = [
-            ShuffleBuffer(stream, round(buffer_size * share), rng)
-            for stream, share in zip(self._streams, shares, strict=True)
+            ShuffleBuffer(stream, size, rng) for stream, size in zip(self._streams, buffer_sizes, strict=True)
         ]
 
     def take_batch(self, size: int) -> list[Sample | None]:
@@ -215,18 +219,52 @@ class DrawFeed:
     def stand_in(self, sample: Sample | None, attempt: int) -> Sample | None:
         """The next sample of the same source, to keep the shares."""
         assert sample is not None
-        return self._take(self._numbers.index(sample.source) if len(self._numbers) > 1 else 0)
+        return self._take(self._numbers.index(sample.source))
 
     def _take(self, entry: int) -> Sample:
         sample = self._buffers[entry].take()
         assert sample is not None, "visits never end"
-        if self._own is not None and sample.visit > self._own:
-            self._tally().filled += 1
         return sample
 
     def close(self) -> None:
         for stream in self._streams:
             stream.close()
+
+
+class WalkFeed:
+    """Whole shards that were not counted, each sample once, then those of `others` as long as they are asked for."""
+
+    stand_ins_repeat = False
+
+    def __init__(
+        self,
+        own: list[Visit],
+        others: Iterator[Visit],
+        buffer_size: int,
+        reader: Reader,
+        tally: Callable[[], Tally],
+        rng: random.Random,
+    ):
+        self._tally = tally
+        self._own, self._others = _chain(reader.samples, own), _chain(reader.samples, others)
+        self._buffer = ShuffleBuffer(self._own, buffer_size, rng)
+
+    def take_batch(self, size: int) -> list[Sample | None]:
+        return [self._take() for _ in range(size)]
+
+    def stand_in(self, sample: Sample | None, attempt: int) -> Sample | None:
+        return self._take()
+
+    def _take(self) -> Sample:
+        sample = self._buffer.take()
+        if sample is None:
+            self._tally().filled += 1
+            return next(self._others)
+        return sample
+
+    def close(self) -> None:
+        self._own.close()
+        self._others.close()
 
 
 def _chain(read: Callable[[Item], Iterator[Any]], places: Iterable[Item]) -> Generator[Any, None, None]:

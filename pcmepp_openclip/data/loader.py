@@ -75,7 +75,7 @@ class Loader:
                     logging.warning("Data: %s: %s: %s (more are only counted)", self._job.names[source], cause, where)
 
     def _judge(self, tally: Tally, enough: int) -> None:
-        if tally.bad_share > self._max_bad and sum(tally.lost.values()) + sum(tally.used.values()) >= enough:
+        if tally.bad_share > self._max_bad and tally.met >= enough:
             raise ValueError(
                 f"--train-data: {100 * tally.bad_share:.1f} % of the samples are not usable, more than "
                 f"--train-data-max-bad {self._max_bad:g} allows: {'; '.join(tally.lines(list(self._job.names))[1:])}."

@@ -182,7 +182,7 @@ class _CommandOutput:
     """
 
     def __init__(self, command: str | list[str], name: str):
-        self._name, self._said = name, tempfile.TemporaryFile()
+        self._name, self._said = name, tempfile.TemporaryFile()  # noqa: SIM115
         try:
             self._process = subprocess.Popen(
                 command,

@@ -12,6 +12,7 @@ class Tally:
     """Counts that travel from the workers along with the batches, and add up.
 
     Arguments:
+        met: samples read from shards, usable or not.
         used: samples delivered, by source number.
         lost: samples not usable, by source number and cause.
         retries: connections taken up again, by source number.
@@ -20,6 +21,7 @@ class Tally:
         first: where a cause was first seen.
     """
 
+    met: int = 0
     used: Counter[int] = field(default_factory=Counter)
     lost: Counter[Event] = field(default_factory=Counter)
     retries: Counter[int] = field(default_factory=Counter)
@@ -35,6 +37,7 @@ class Tally:
             self.first.setdefault((source, cause), where)
 
     def add(self, other: "Tally") -> None:
+        self.met += other.met
         self.used.update(other.used)
         self.lost.update(other.lost)
         self.retries.update(other.retries)
@@ -45,8 +48,7 @@ class Tally:
     @property
     def bad_share(self) -> float:
         """Unusable samples of all samples met."""
-        bad = sum(self.lost.values())
-        return bad / max(1, bad + sum(self.used.values()))
+        return sum(self.lost.values()) / max(1, self.met)
 
     def shares(self, names: list[str]) -> dict[str, float]:
         """The realised mix: the share of each source in the samples delivered."""
