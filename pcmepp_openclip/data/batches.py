@@ -83,7 +83,7 @@ class Lane:
         self._job, self._lane, self._epoch = job, lane, epoch
         self.tally = Tally()
         self._guard = Guard(job.max_empty_shards)
-        self._undecodable: set[tuple[int, str]] = set()
+        self._undecodable: set[tuple[int, str, str]] = set()
         skip = lane_batches(first_batch, job.lanes, lane) * job.batch_size
         self._feed = self._open(skip, first_batch)
 
@@ -102,16 +102,17 @@ class Lane:
             line = ExactPass(job.shards, job.seed, self._epoch)
             begin, end = lane_slice(job.batches, job.lanes, self._lane, job.rank, job.batch_size)
             fresh_end = max(begin, min(end, len(line)))
-            return PassFeed(line, begin, fresh_end, buffer_size, skip, self._reader(), self._tally, rng)
+            readers = self._reader(), self._reader(again=True)
+            return PassFeed(line, begin, fresh_end, buffer_size, skip, *readers, self._tally, rng)
         same = random.Random(seed_for("walk", job.seed, self._epoch))
         part, parts = job.rank * job.lanes + self._lane, job.world_size * job.lanes
         own, others = uncounted_walk(job.shards, same, part, parts)
-        feed = WalkFeed(own, others, buffer_size, self._reader(), self._tally, rng)
+        feed = WalkFeed(own, others, buffer_size, self._reader(), self._reader(again=True), self._tally, rng)
         feed.take_batch(skip)
         return feed
 
-    def _reader(self) -> Reader:
-        return Reader(self._tally, self._guard, self._job.retries)
+    def _reader(self, again: bool = False) -> Reader:
+        return Reader(self._tally, self._guard, self._job.retries, again)
 
     def _tally(self) -> Tally:
         return self.tally
@@ -146,7 +147,7 @@ class Lane:
 
     def _decode(self, sample: Sample) -> Tensor | None:
         job, image, cause = self._job, None, causes.UNFIT_IMAGE
-        if (sample.visit, sample.key) in self._undecodable:  # it stood in for another before
+        if (sample.visit, sample.shard, sample.key) in self._undecodable:  # it stood in for another before
             return None
         try:
             image = job.transform(decode_image(sample.image, at_least=job.at_least, max_pixels=job.max_pixels))
@@ -155,7 +156,7 @@ class Lane:
         except Exception:  # a transform that cannot take this image, such as one of a single row
             pass
         if image is None:
-            self._undecodable.add((sample.visit, sample.key))
+            self._undecodable.add((sample.visit, sample.shard, sample.key))
             self.tally.note(sample.source, cause, 1, f"{label(sample.shard)} {sample.key}")
         self._guard.decoded(sample, image is not None)
         return image
@@ -224,8 +225,9 @@ class WorkerBatches(IterableDataset):
 
 def _nothing_usable(names: tuple[str, ...], error: NothingUsable, tally: Tally) -> str:
     name = names[error.source]
-    lost = tally.by_source(list(names)).get(name, {})
-    found = ", ".join(f"{count} {cause} (first: {tally.first[error.source, cause]})" for cause, count in lost.items())
+    found = ", ".join(
+        f"{cause} (first: {where})" for (number, cause), where in tally.first.items() if number == error.source
+    )
     return (
         f"--train-data: source '{name}' gave nothing usable in {error.shards} shards in a row: "
         f"{found or 'no samples'}; run `pcmepp data check` on it, or raise --train-data-max-empty-shards."

@@ -48,10 +48,14 @@ class Guard:
 
 
 class Reader:
-    """Opens shards one after the other, and notes what is wrong with them."""
+    """Opens shards one after the other, and notes what is wrong with them.
 
-    def __init__(self, tally: Callable[[], Tally], guard: Guard, retries: int):
-        self._tally, self._guard, self._retries = tally, guard, retries
+    Arguments:
+        again: whether its samples are read a second time in the epoch: then they were counted the first time.
+    """
+
+    def __init__(self, tally: Callable[[], Tally], guard: Guard, retries: int, again: bool = False):
+        self._tally, self._guard, self._retries, self._again = tally, guard, retries, again
         self._visit = 0
 
     def slots(self, segment: Segment) -> Iterator[Sample | None]:
@@ -70,9 +74,10 @@ class Reader:
 
     def _read(self, visit: Visit, stop: int | None, note_excess: bool = False) -> Iterator[Sample | None]:
         shard, usable = visit.shard, 0
-        self._visit += 1
+        self._visit += -1 if self._again else 1
 
         def note(cause: str, count: int, where: str) -> None:
+            count = 0 if self._again else count
             self._tally().met += count
             self._tally().note(shard.source, cause, count, where)
 
@@ -90,7 +95,7 @@ class Reader:
         for item in items:
             if item is not None:
                 usable += 1
-                self._tally().met += 1
+                self._tally().met += not self._again
             yield item
         if usable or not visit.start:  # one begun near its end may well have nothing left
             self._guard.shard_read(shard.source, usable)
@@ -138,6 +143,7 @@ class PassFeed:
         buffer_size: int,
         skip: int,
         reader: Reader,
+        reader_again: Reader,
         tally: Callable[[], Tally],
         rng: random.Random,
     ):
@@ -151,7 +157,7 @@ class PassFeed:
         self._at = min(self._kept, default=self._resumed_at)  # the next position to read
         self._slots = _chain(reader.slots, line.segments(self._at, fresh_end))
         self._ready: dict[int, Sample | None] = {}
-        self._more = _chain(reader.slots, line.segments(fresh_end + again))
+        self._more = _chain(reader_again.slots, line.segments(fresh_end + again))
         self._turn = 0
 
     def take_batch(self, size: int) -> list[Sample | None]:
@@ -242,11 +248,12 @@ class WalkFeed:
         others: Iterator[Visit],
         buffer_size: int,
         reader: Reader,
+        reader_again: Reader,
         tally: Callable[[], Tally],
         rng: random.Random,
     ):
         self._tally = tally
-        self._own, self._others = _chain(reader.samples, own), _chain(reader.samples, others)
+        self._own, self._others = _chain(reader.samples, own), _chain(reader_again.samples, others)
         self._buffer = ShuffleBuffer(self._own, buffer_size, rng)
 
     def take_batch(self, size: int) -> list[Sample | None]:

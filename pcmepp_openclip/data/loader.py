@@ -63,8 +63,9 @@ class Loader:
             self._tell(item.tally)
             self._judge(tally, ENOUGH_TO_JUDGE)
             yield item.images, item.texts
-        self._judge(tally, self._job.batch_size)
         self._summarise(epoch, tally)
+        assert self.last is not None
+        self._judge(self.last, 1)
 
     def _tell(self, tally: Tally) -> None:
         """Each cause once; how often it came is said at the end of the epoch."""

@@ -58,7 +58,7 @@ class Tally:
     def by_source(self, names: list[str]) -> dict[str, dict[str, int]]:
         """Lost samples as {source: {cause: count}}, sources without any left out."""
         out: dict[str, dict[str, int]] = {}
-        for (number, cause), count in sorted(self.lost.items()):
+        for (number, cause), count in sorted((+self.lost).items()):
             out.setdefault(names[number], {})[cause] = count
         return out
 
