@@ -8,7 +8,7 @@ import lzma
 import tarfile
 import zlib
 from collections.abc import Collection, Generator, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from webdataset.tariterators import base_plus_ext
 
@@ -127,8 +127,8 @@ def read_groups(
     try:
         with open_shard(shard, retries, lambda: note("retry", 0, label(shard))) as file:
             # A stream cannot go back, a file can pass over what is not wanted.
-            how = {"mode": "r:*"} if file.seekable() else {"mode": "r|*", "bufsize": 1 << 18}
-            with tarfile.open(fileobj=file, **how) as tar:
+            how: dict[str, Any] = {"mode": "r:*"} if file.seekable() else {"mode": "r|*", "bufsize": 1 << 18}
+            with tarfile.open(fileobj=file, tarinfo=_Header, **how) as tar:
                 yield from _group(tar, unusable, start)
     except MissingShard as error:
         raise ShardError(causes.MISSING_SHARD, str(error)) from None
@@ -136,6 +136,19 @@ def read_groups(
         raise ShardError(causes.LOST_SHARD, str(error)) from None
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError, ValueError) as error:
         raise ShardError(causes.TRUNCATED_SHARD, f"{label(shard)}: {type(error).__name__}") from None
+
+
+class _Header(tarfile.TarInfo):
+    """A tar header. tarfile takes whatever is no header for the end; only the mark of the end is the end."""
+
+    @classmethod
+    def fromtarfile(cls, tar: tarfile.TarFile) -> "_Header":
+        try:
+            return super().fromtarfile(tar)
+        except tarfile.HeaderError as error:
+            if isinstance(error, tarfile.EOFHeaderError):  # type: ignore[attr-defined]
+                raise
+            raise tarfile.ReadError(str(error)) from None
 
 
 def _group(tar: tarfile.TarFile, unusable: Collection[int], start: int) -> Iterator[Group]:
