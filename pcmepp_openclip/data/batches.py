@@ -157,7 +157,8 @@ class Lane:
             pass
         if image is None:
             self._undecodable.add((sample.visit, sample.shard, sample.key))
-            self.tally.note(sample.source, cause, 1, f"{label(sample.shard)} {sample.key}")
+            once = int(sample.visit > 0)  # else it is read again, and was counted the first time
+            self.tally.note(sample.source, cause, once, f"{label(sample.shard)} {sample.key}")
         self._guard.decoded(sample, image is not None)
         return image
 

@@ -31,7 +31,7 @@ class Sample(NamedTuple):
     key: str
     image: bytes
     caption: str
-    visit: int  # which of the shards that its reader opened it is from
+    visit: int  # which of the shards that its reader opened it is from; negative for one read again in the epoch
 
 
 class Group(NamedTuple):

@@ -66,7 +66,8 @@ def expand(pattern: str, flag: str = "--train-data") -> tuple[str, ...]:
                 "hf://datasets/ORG/NAME/FILE, or a command, as in 'pipe:gsutil cat gs://bucket/{000..099}.tar'."
             )
         if kind(shard) == "local" and "*" in shard:
-            found += sorted(glob.glob(shard))
+            # A file may be called like a command or a URL: "./" keeps it a file.
+            found += [name if kind(name) == "local" else f"./{name}" for name in sorted(glob.glob(local_path(shard)))]
         elif kind(shard) == "hf":
             found += _expand_hf(shard, flag)
         else:

@@ -16,8 +16,8 @@ class Tally:
         used: samples delivered, by source number.
         lost: samples not usable, by source number and cause.
         retries: connections taken up again, by source number.
-        filled: delivered again to fill the last batch, or what lost samples left open.
-        stood_in: delivered again in the place of samples whose image could not be decoded.
+        filled: delivered again to fill the last batch.
+        stood_in: delivered again in the place of unusable samples.
         first: where a cause was first seen.
     """
 
@@ -72,8 +72,7 @@ class Tally:
         out = [f"{total} samples: {', '.join(mix)}"]
         if self.filled or self.stood_in:
             out.append(
-                f"seen twice: {self.filled} to fill the last batch or what unusable samples left open, "
-                f"{self.stood_in} in the place of images that could not be decoded"
+                f"seen twice: {self.filled} to fill the last batch, {self.stood_in} in the place of unusable samples"
             )
         for name, lost in self.by_source(names).items():
             number = names.index(name)
