@@ -13,7 +13,6 @@ import json
 import logging
 import operator
 from collections.abc import Callable, Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +35,7 @@ _NEEDED = (
 
 def _check_host() -> None:
     """Fail at once, in one sentence, where open_clip is not one that this plugin was written for."""
-    try:
-        found = metadata.version("open_clip_torch")
-    except metadata.PackageNotFoundError:
-        found = open_clip.__version__
+    found = getattr(open_clip, "__version__", "one of unknown version")  # of what is imported, not what is installed
     try:
         number = tuple(int(part) for part in found.split(".")[:2])
     except ValueError:
