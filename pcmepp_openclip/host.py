@@ -206,6 +206,9 @@ def _dispatcher(stock: type, model_class: type | None) -> type:
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, stock)
 
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            return issubclass(subclass, stock)
+
     return Dispatch(stock.__name__, (stock,), {"__module__": stock.__module__, "__doc__": stock.__doc__})
 
 
