@@ -231,7 +231,7 @@ def _named_config(stock: Callable, model_name: str) -> dict | None:
 
 
 def _released_config(stock: Callable, model_id: str, cache_dir: str | None = None) -> dict:
-    if Path(model_id).is_dir():
+    if Path(model_id).is_absolute():
         return _read_released(Path(model_id))
     try:
         return stock(model_id, cache_dir=cache_dir)
@@ -244,7 +244,7 @@ def _released_config(stock: Callable, model_id: str, cache_dir: str | None = Non
 
 
 def _released_weights(stock: Callable, model_id: str, filename: str | None = None, **kwargs: Any) -> str:
-    if Path(model_id).is_dir():
+    if Path(model_id).is_absolute():
         return str(Path(model_id) / (filename or "model.safetensors"))
     try:
         return stock(model_id, filename=filename, **kwargs)
@@ -260,7 +260,7 @@ def _released_folder(stock: Callable, model_name: str) -> tuple[str | None, str]
     schema, identifier = stock(model_name)
     folder = Path(identifier)
     if schema == "local-dir" and not (folder / "open_clip_config.json").exists() and (folder / "config.json").exists():
-        return "hf-hub", str(folder)
+        return "hf-hub", str(folder.absolute())  # a Hub id is never absolute, so the two cannot be confused
     return schema, identifier
 
 
