@@ -12,6 +12,7 @@ import functools
 import json
 import logging
 import operator
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -177,7 +178,7 @@ def register(model_class: type, complete_state_dict: Callable[[nn.Module, dict],
         except Exception as error:
             if not isinstance(model, model_class):
                 raise
-            raise RuntimeError(f"Cannot load {checkpoint_path}: {_one_line(error)}") from error
+            raise RuntimeError(f"Cannot load {checkpoint_path}: {_reason(error)}") from error
 
     factory.convert_state_dict = _wrap(factory.convert_state_dict, convert)
     factory.load_checkpoint = open_clip.load_checkpoint = _wrap(factory.load_checkpoint, load)
@@ -287,8 +288,11 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
     try:
         return factory.load_state_dict(str(path), weights_only=True)
     except Exception as error:
-        raise ValueError(f"{path} is not a checkpoint that can be read: {_one_line(error)}") from error
+        raise ValueError(f"{path} is not a checkpoint that can be read: {_reason(error)}") from error
 
 
-def _one_line(error: Exception) -> str:
+def _reason(error: Exception) -> str:
+    """Why a file cannot be loaded, for a user; what escapes from within a parser ("101", "") says nothing."""
+    if isinstance(error, (pickle.UnpicklingError, EOFError, AttributeError, KeyError, TypeError, StopIteration)):
+        return "it is not a dict of tensors by name, or one that torch.load takes only with weights_only=False."
     return " ".join(str(error).split())
