@@ -177,4 +177,3 @@ def run_code(code: str, *args: str, **kwargs) -> str:
     done = run_python("-c", code, *args, **kwargs)
     assert done.returncode == 0, done.stderr
     return done.stdout
-

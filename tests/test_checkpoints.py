@@ -1,6 +1,7 @@
 """Files given as `pretrained=`: a plain CLIP to start from, a PCME++ checkpoint, or an error; never a part of one."""
 
 import logging
+from pathlib import Path
 
 import open_clip
 import pytest
@@ -161,7 +162,7 @@ def test_a_value_that_is_no_tensor(source, tmp_path):
 @pytest.mark.parametrize("name", ["file.pt", "file.safetensors", "file.bin"])
 def test_corrupt_files(source, name, tmp_path):
     good = write(source[0].state_dict(), tmp_path, "safetensors" if "safe" in name else "pt")
-    content = open(good, "rb").read()
+    content = Path(good).read_bytes()
     for broken in (b"", b"hello world", content[:1000], content[: len(content) // 2]):
         (tmp_path / name).write_bytes(broken)
         refused(str(tmp_path / name))

@@ -124,10 +124,12 @@ def test_towers_that_cannot_be_split(part, change, words):
 
 
 def test_other_classes_of_open_clip_are_refused(add_config):
-    with pytest.raises(ValueError, match="A PCME\\+\\+ model is a CLIP, not a CustomTextCLIP: drop --force-custom-text"):
+    with pytest.raises(
+        ValueError, match="A PCME\\+\\+ model is a CLIP, not a CustomTextCLIP: drop --force-custom-text"
+    ):
         open_clip.create_model("PCMEpp-tiny", force_custom_text=True)
     name = add_config("mine-hf", {**mini_config(), "text_cfg": {"hf_model_name": "roberta-base"}})
-    with pytest.raises(ValueError, match="drop .*text_cfg.hf_model_name"):
+    with pytest.raises(ValueError, match=r"drop .*text_cfg\.hf_model_name"):
         open_clip.create_model(name)
     name = add_config("mine-coca", {**mini_config(), "custom_text": True, "multimodal_cfg": {}})
     with pytest.raises(ValueError, match="not a CoCa"):

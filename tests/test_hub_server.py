@@ -5,13 +5,12 @@ import sys
 import time
 from pathlib import Path
 
+import hub_server
 import huggingface_hub
 import pytest
+from hub_server import Hub
 from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
-
-import hub_server
-from hub_server import Hub
 
 TOKEN = "hf_fake"
 WEIGHTS = bytes(range(256)) * 2000
@@ -208,5 +207,5 @@ def test_as_a_script(tmp_path):
 
 
 def test_the_clients_of_the_tests_talk_to_the_local_hub(hub):
-    assert huggingface_hub.constants.ENDPOINT == hub.url
+    assert hub.url == huggingface_hub.constants.ENDPOINT
     assert huggingface_hub.constants.HF_HUB_DISABLE_XET

@@ -67,7 +67,7 @@ def test_create_model_from_pretrained_with_a_file(tmp_path):
     model, preprocess = open_clip.create_model_from_pretrained("PCMEpp-tiny", str(tmp_path / "model.pt"))
     assert all(torch.equal(value, source.state_dict()[name]) for name, value in model.state_dict().items())
     assert "Normalize" in repr(preprocess)
-    image, text = make_batch(model)
+    image, _ = make_batch(model)
     assert torch.equal(model.encode_image_gaussian(image).logvar, source.encode_image_gaussian(image).logvar)
 
 

@@ -17,10 +17,7 @@ TAGS = {"cc3m_cc12m_redcaps": REPO_ID, "cc3m_cc12m_redcaps_256m": REPO_ID + "-25
 CONFIG = {
     "embed_dim": 512,
     "vision_cfg": {"image_size": 224, "layers": 12, "width": 768, "patch_size": 16, "unc_layers": 2},
-    "text_cfg": {
-        **{"context_length": 77, "vocab_size": 49408, "width": 512, "heads": 8, "layers": 12},
-        "unc_layers": 2,
-    },
+    "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 512, "heads": 8, "layers": 12, "unc_layers": 2},
 }
 
 
@@ -82,7 +79,7 @@ def test_the_config_of_ours_has_the_released_tensors():
 
 @pytest.mark.parametrize("repo", TAGS.values())
 def test_by_its_hub_id(repo, served, tensors):
-    model, train, evaluation = open_clip.create_model_and_transforms(f"hf-hub:{repo}")
+    model, _, evaluation = open_clip.create_model_and_transforms(f"hf-hub:{repo}")
     check(model, tensors)
     assert any(r.status == 200 and repo in r.path for r in served.requests)
     _, _, stock = open_clip.create_model_and_transforms("ViT-B-16")
