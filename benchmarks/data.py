@@ -25,9 +25,30 @@ from pcmepp_openclip import data
 from pcmepp_openclip.data.decode import decode_image
 
 MODEL = "PCMEpp-ViT-B-16"
-WORDS = (
-    ["a", "an", "the", "small", "large", "red", "blue", "old", "photo", "picture", "of", "on", "in", "with", "dog", "cat", "house", "tree", "street", "man", "woman", "river"]
-)
+WORDS = [
+    "a",
+    "an",
+    "the",
+    "small",
+    "large",
+    "red",
+    "blue",
+    "old",
+    "photo",
+    "picture",
+    "of",
+    "on",
+    "in",
+    "with",
+    "dog",
+    "cat",
+    "house",
+    "tree",
+    "street",
+    "man",
+    "woman",
+    "river",
+]
 
 
 def photo(rng: np.random.Generator, side: int) -> bytes:

@@ -15,6 +15,7 @@ import open_clip_train.main
 import open_clip_train.params
 import open_clip_train.train
 import torch
+from open_clip_train.distributed import world_info_from_env  # noqa: F401  for `train`
 from torch import nn
 
 stock_parse_args = open_clip_train.params.parse_args

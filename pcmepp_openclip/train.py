@@ -10,6 +10,7 @@ does in open_clip. A run for a CPU, in seconds:
 """
 
 import argparse
+import functools
 import logging
 import os
 import sys
@@ -17,7 +18,7 @@ from typing import Any
 
 import open_clip
 
-from . import host_train
+from . import data, host_train
 from .config import PCMEppCfg
 from .loop import Loop
 from .stops import EXIT_STOPPED, Stopped
@@ -60,6 +61,7 @@ def own_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("PCME++ (defaults: the model config's pcmepp_cfg)")
     for flag, (key, text) in OVERRIDES.items():
         group.add_argument(flag, dest=key, type=str if key == "reduction" else float, help=text, metavar="X")
+    data.add_arguments(parser)
     group = parser.add_argument_group("survival")
     group.add_argument(
         "--save-every-minutes", type=float, default=30, help="checkpoints within an epoch; 0 for none", metavar="X"
@@ -78,6 +80,10 @@ def run(own: argparse.Namespace, rest: list[str]) -> int:
     args = host_train.stock_parse_args(rest)
     vars(args).update(vars(own))
     args.pcmepp_cfg = merged_cfg(args)
+    data.protect(args)
+    _, args.rank, args.world_size = host_train.world_info_from_env()
+    if args.rank == 0:
+        data.check(args)
     probabilistic = args.pcmepp_cfg is not None
     args.keep_most_recent, args.save_most_recent = args.save_most_recent, False  # `Loop` saves, not `main`
     os.environ.setdefault("WANDB_RESUME", "allow")  # main means to, but compares after it has overwritten --resume
@@ -96,6 +102,7 @@ def run(own: argparse.Namespace, rest: list[str]) -> int:
             get_latest_checkpoint=loop.get_latest_checkpoint,
             create_model_and_transforms=create_model_and_transforms,
             pt_load=loop.pt_load,
+            get_data=functools.partial(data.get_data, host_train.stock_get_data),
             create_loss=lambda args: loop.monitor.watch(open_clip.create_loss(args)),
             train_one_epoch=loop.train_one_epoch,
             evaluate=loop.evaluate,

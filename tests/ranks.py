@@ -19,9 +19,10 @@ class Ranks:
     def __init__(self, log: Path):
         self.log = log
         command = [sys.executable, str(Path(__file__).resolve())]
-        self.server = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=open(log, "ab"), text=True
-        )
+        with open(log, "ab") as errors:
+            self.server = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
 
     def ask(self, **request):
         self.server.stdin.write(json.dumps(request) + "\n")
@@ -81,7 +82,7 @@ def wait(pids):
 
 if __name__ == "__main__":
     os.environ["OMP_NUM_THREADS"] = "1"
-    import open_clip_train.main
+    import open_clip_train.main  # noqa: F401  before the fork
 
     from pcmepp_openclip import train
 
