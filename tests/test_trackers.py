@@ -1,5 +1,6 @@
 """TensorBoard, W&B (offline) and the terminal: what a user sees of a run, before and after a restart."""
 
+import fcntl
 import json
 import os
 import pty
@@ -7,6 +8,7 @@ import re
 import struct
 import subprocess
 import sys
+import termios
 
 import pytest
 from shards import write_shards
@@ -24,6 +26,7 @@ def resumed(tmp_path_factory):
     first = subprocess.run([*command, "--epochs", "1"], env=env, cwd=folder, capture_output=True, text=True)
     assert first.returncode == 0, first.stderr
     terminal, worker_side = pty.openpty()
+    fcntl.ioctl(worker_side, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
     second = subprocess.Popen([*command, "--epochs", "2"], env=env, cwd=folder, stdout=worker_side, stderr=worker_side)
     os.close(worker_side)
     seen = b""
