@@ -25,9 +25,30 @@ from pcmepp_openclip import data
 from pcmepp_openclip.data.decode import decode_image
 
 MODEL = "PCMEpp-ViT-B-16"
-WORDS = (
-    ["a", "an", "the", "small", "large", "red", "blue", "old", "photo", "picture", "of", "on", "in", "with", "dog", "cat", "house", "tree", "street", "man", "woman", "river"]
-)
+WORDS = [
+    "a",
+    "an",
+    "the",
+    "small",
+    "large",
+    "red",
+    "blue",
+    "old",
+    "photo",
+    "picture",
+    "of",
+    "on",
+    "in",
+    "with",
+    "dog",
+    "cat",
+    "house",
+    "tree",
+    "street",
+    "man",
+    "woman",
+    "river",
+]
 
 
 def photo(rng: np.random.Generator, side: int) -> bytes:
@@ -44,11 +65,12 @@ def photo(rng: np.random.Generator, side: int) -> bytes:
 
 def write_shards(folder: Path, shards: int, samples: int, side: int) -> str:
     rng = np.random.default_rng(0)
+    photos = [photo(rng, side) for _ in range(100)]
     for number in range(shards):
         with tarfile.open(folder / f"{number:05d}.tar", "w") as tar:
             for i in range(samples):
                 caption = " ".join(rng.choice(WORDS, rng.integers(9, 18)))
-                for name, content in (("jpg", photo(rng, side)), ("txt", caption.encode())):
+                for name, content in (("jpg", photos[i % len(photos)]), ("txt", caption.encode())):
                     info = tarfile.TarInfo(f"{number:05d}{i:04d}.{name}")
                     info.size = len(content)
                     tar.addfile(info, io.BytesIO(content))
@@ -59,10 +81,8 @@ def write_shards(folder: Path, shards: int, samples: int, side: int) -> str:
 def arguments(pattern: str, args: argparse.Namespace, *flags: str) -> argparse.Namespace:
     ours = argparse.ArgumentParser()
     data.add_arguments(ours)
-    stock = stock_parse_args(
-        ["--train-data", pattern, "--dataset-type", "webdataset", "--model", MODEL]
-        + ["--batch-size", str(args.batch_size), "--workers", str(args.workers)]
-    )
+    sizes = ["--batch-size", str(args.batch_size), "--workers", str(args.workers)]
+    stock = stock_parse_args(["--train-data", pattern, "--dataset-type", "webdataset", "--model", MODEL, *sizes])
     stock.world_size, stock.rank, stock.distributed = 1, 0, False
     return argparse.Namespace(**vars(stock), **vars(ours.parse_args(list(flags))))
 
