@@ -5,6 +5,7 @@ from typing import Any
 
 import open_clip
 from open_clip_train.data import DataInfo, SharedEpoch
+from torchvision import transforms
 
 
 class Position:
@@ -29,6 +30,20 @@ class TrainData(DataInfo):
             raise ValueError(f"An epoch has {self.dataloader.num_batches} batches: it cannot go on at {first_batch}.")
         self.position.epoch.set_value(epoch)
         self.position.first_batch.set_value(first_batch)
+
+
+def split_transform(transform: Any) -> tuple[Any, tuple[Any, Any] | None]:
+    """A transform of open_clip's without its last two steps, and (mean, std) of those: to tensor, normalise.
+
+    So that a batch can be normalised where it is put together. Any other transform comes back whole, with None.
+    """
+    steps = getattr(transform, "transforms", None)
+    if not isinstance(transform, transforms.Compose) or not steps or len(steps) < 2:
+        return transform, None
+    *first, tensor, last = steps
+    if not isinstance(last, transforms.Normalize) or type(tensor).__name__ not in ("ToTensor", "MaybeToTensor"):
+        return transform, None
+    return transforms.Compose(first), (last.mean, last.std)
 
 
 def input_size(model: str, force_image_size: Any = None) -> int:

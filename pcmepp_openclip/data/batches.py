@@ -36,7 +36,9 @@ class Job:
         shuffle: samples that wait in the shuffle buffers of the rank.
         max_empty_shards: so many in a row without a usable sample end the run.
         at_least: see `decode_image`.
-        transform, tokenizer: open_clip's.
+        transform: image to tensor [3, H, W]; or image to image, where there is a normalization.
+        normalization: (mean, std) by channel of pixels in [0, 1].
+        tokenizer: texts to token ids [N, L].
         pad: the token id that texts are padded with, to cut texts; None leaves them whole.
     """
 
@@ -54,7 +56,8 @@ class Job:
     max_empty_shards: int
     max_pixels: int
     at_least: int | None
-    transform: Callable[[Any], Tensor]
+    transform: Callable[[Any], Any]
+    normalization: tuple[Any, Any] | None
     tokenizer: Callable[[list[str]], Tensor]
     context_length: int
     pad: int | None
@@ -131,10 +134,10 @@ class Lane:
         if job.pad is not None:
             texts = cut_texts(texts, job.pad)
         tally, self.tally = self.tally, Tally()
-        return Batch(torch.stack(images), texts, tally)
+        return Batch(stack_images(images, job.normalization), texts, tally)
 
-    def _usable(self, taken: Sample | None) -> tuple[Sample, Tensor]:
-        """A sample with its image, or another that stands in for it."""
+    def _usable(self, taken: Sample | None) -> tuple[Sample, Any]:
+        """A sample with its transformed image, or another that stands in for it."""
         sample, attempt = taken, 0
         while True:
             image = None if sample is None else self._decode(sample)
@@ -145,12 +148,15 @@ class Lane:
             sample = self._feed.stand_in(sample, attempt)
             attempt += 1
 
-    def _decode(self, sample: Sample) -> Tensor | None:
+    def _decode(self, sample: Sample) -> Any:
+        """The image of a sample as `stack_images` takes it, or None."""
         job, image, cause = self._job, None, causes.UNFIT_IMAGE
         if (sample.visit, sample.shard, sample.key) in self._undecodable:  # it stood in for another before
             return None
         try:
             image = job.transform(decode_image(sample.image, at_least=job.at_least, max_pixels=job.max_pixels))
+            if job.normalization is not None:
+                image = np.array(image)
         except BadImage as error:
             cause = error.cause
         except Exception:  # a transform that cannot take this image, such as one of a single row
@@ -169,6 +175,18 @@ class Lane:
 def _total(shards: list[Shard]) -> int:
     """Samples of all; without counts, more than any buffer holds."""
     return sum(shard.size.samples if shard.size else sys.maxsize for shard in shards)
+
+
+def stack_images(images: list[Any], normalization: tuple[Any, Any] | None) -> Tensor:
+    """Images to a batch, [N, 3, H, W]. Pixels [H, W, 3] of uint8 are normalised on the way, in one pass each."""
+    if normalization is None:
+        return torch.stack(images)
+    mean, std = (torch.as_tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in normalization)
+    scale, shift = 1 / (255 * std), -mean / std
+    batch = torch.empty(len(images), 3, *images[0].shape[:2])
+    for slot, pixels in zip(batch, images, strict=True):
+        slot.copy_(torch.from_numpy(pixels).permute(2, 0, 1)).mul_(scale).add_(shift)
+    return batch
 
 
 def cut_texts(texts: Tensor, pad: int) -> Tensor:
