@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import open_clip
+import torch
 from open_clip_train.data import DataInfo, SharedEpoch
+from torch import Tensor
 from torchvision import transforms
 
 
@@ -32,10 +34,10 @@ class TrainData(DataInfo):
         self.position.first_batch.set_value(first_batch)
 
 
-def split_transform(transform: Any) -> tuple[Any, tuple[Any, Any] | None]:
+def split_transform(transform: Any) -> tuple[Any, tuple[Tensor, Tensor] | None]:
     """A transform of open_clip's without its last two steps, and (mean, std) of those: to tensor, normalise.
 
-    So that a batch can be normalised where it is put together. Any other transform comes back whole, with None.
+    Both can then be done in fewer passes over the pixels. Any other transform comes back whole, with None.
     """
     steps = getattr(transform, "transforms", None)
     if not isinstance(transform, transforms.Compose) or not steps or len(steps) < 2:
@@ -43,7 +45,8 @@ def split_transform(transform: Any) -> tuple[Any, tuple[Any, Any] | None]:
     *first, tensor, last = steps
     if not isinstance(last, transforms.Normalize) or type(tensor).__name__ not in ("ToTensor", "MaybeToTensor"):
         return transform, None
-    return transforms.Compose(first), (last.mean, last.std)
+    mean, std = (torch.as_tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (last.mean, last.std))
+    return transforms.Compose(first), (mean, std)
 
 
 def input_size(model: str, force_image_size: Any = None) -> int:

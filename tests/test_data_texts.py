@@ -69,7 +69,7 @@ def test_a_model_without_a_causal_mask_keeps_whole_texts(shard, tmp_path):
 
 @pytest.mark.parametrize("train", [False, True])
 def test_a_batch_is_what_the_transform_makes_of_each_image(tmp_path, train):
-    """Normalising the batch as a whole against open_clip's transform, image by image."""
+    """Normalising in fewer passes against open_clip's transform, step by step."""
     images = [picture(i, (90, 70), mode) for i, mode in enumerate(["RGB", "L", "CMYK", "RGB"])]
     write_tar(tmp_path / "0.tar", [pair(str(i), str(i), image) for i, image in enumerate(images)])
     transform = open_clip.image_transform(64, is_train=train)

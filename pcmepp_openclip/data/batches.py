@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, default_collate
 
 from . import causes
 from .decode import BadImage, decode_image
@@ -37,7 +37,7 @@ class Job:
         max_empty_shards: so many in a row without a usable sample end the run.
         at_least: see `decode_image`.
         transform: image to tensor [3, H, W]; or image to image, where there is a normalization.
-        normalization: (mean, std) by channel of pixels in [0, 1].
+        normalization: (mean, std) of pixels in [0, 1], [3, 1, 1] each.
         tokenizer: texts to token ids [N, L].
         pad: the token id that texts are padded with, to cut texts; None leaves them whole.
     """
@@ -57,7 +57,7 @@ class Job:
     max_pixels: int
     at_least: int | None
     transform: Callable[[Any], Any]
-    normalization: tuple[Any, Any] | None
+    normalization: tuple[Tensor, Tensor] | None
     tokenizer: Callable[[list[str]], Tensor]
     context_length: int
     pad: int | None
@@ -134,9 +134,9 @@ class Lane:
         if job.pad is not None:
             texts = cut_texts(texts, job.pad)
         tally, self.tally = self.tally, Tally()
-        return Batch(stack_images(images, job.normalization), texts, tally)
+        return Batch(default_collate(images), texts, tally)  # in a worker, into shared memory at once
 
-    def _usable(self, taken: Sample | None) -> tuple[Sample, Any]:
+    def _usable(self, taken: Sample | None) -> tuple[Sample, Tensor]:
         """A sample with its transformed image, or another that stands in for it."""
         sample, attempt = taken, 0
         while True:
@@ -148,15 +148,14 @@ class Lane:
             sample = self._feed.stand_in(sample, attempt)
             attempt += 1
 
-    def _decode(self, sample: Sample) -> Any:
-        """The image of a sample as `stack_images` takes it, or None."""
+    def _decode(self, sample: Sample) -> Tensor | None:
         job, image, cause = self._job, None, causes.UNFIT_IMAGE
         if (sample.visit, sample.shard, sample.key) in self._undecodable:  # it stood in for another before
             return None
         try:
             image = job.transform(decode_image(sample.image, at_least=job.at_least, max_pixels=job.max_pixels))
             if job.normalization is not None:
-                image = np.array(image)
+                image = to_tensor(image, job.normalization)
         except BadImage as error:
             cause = error.cause
         except Exception:  # a transform that cannot take this image, such as one of a single row
@@ -177,16 +176,11 @@ def _total(shards: list[Shard]) -> int:
     return sum(shard.size.samples if shard.size else sys.maxsize for shard in shards)
 
 
-def stack_images(images: list[Any], normalization: tuple[Any, Any] | None) -> Tensor:
-    """Images to a batch, [N, 3, H, W]. Pixels [H, W, 3] of uint8 are normalised on the way, in one pass each."""
-    if normalization is None:
-        return torch.stack(images)
-    mean, std = (torch.as_tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in normalization)
-    scale, shift = 1 / (255 * std), -mean / std
-    batch = torch.empty(len(images), 3, *images[0].shape[:2])
-    for slot, pixels in zip(batch, images, strict=True):
-        slot.copy_(torch.from_numpy(pixels).permute(2, 0, 1)).mul_(scale).add_(shift)
-    return batch
+def to_tensor(image: Any, normalization: tuple[Tensor, Tensor]) -> Tensor:
+    """An RGB image to [3, H, W], pixels in [0, 1] normalised by (mean, std): one pass less than step by step."""
+    mean, std = normalization
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    return torch.empty(pixels.shape).copy_(pixels).mul_(1 / (255 * std)).add_(-mean / std)
 
 
 def cut_texts(texts: Tensor, pad: int) -> Tensor:
