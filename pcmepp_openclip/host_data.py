@@ -4,7 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import open_clip
+import torch
 from open_clip_train.data import DataInfo, SharedEpoch
+from torch import Tensor
+from torchvision import transforms
 
 
 class Position:
@@ -29,6 +32,21 @@ class TrainData(DataInfo):
             raise ValueError(f"An epoch has {self.dataloader.num_batches} batches: it cannot go on at {first_batch}.")
         self.position.epoch.set_value(epoch)
         self.position.first_batch.set_value(first_batch)
+
+
+def split_transform(transform: Any) -> tuple[Any, tuple[Tensor, Tensor] | None]:
+    """A transform of open_clip's without its last two steps, and (mean, std) of those: to tensor, normalise.
+
+    Both can then be done in fewer passes over the pixels. Any other transform comes back whole, with None.
+    """
+    steps = getattr(transform, "transforms", None)
+    if not isinstance(transform, transforms.Compose) or not steps or len(steps) < 2:
+        return transform, None
+    *first, tensor, last = steps
+    if not isinstance(last, transforms.Normalize) or type(tensor).__name__ not in ("ToTensor", "MaybeToTensor"):
+        return transform, None
+    mean, std = (torch.as_tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (last.mean, last.std))
+    return transforms.Compose(first), (mean, std)
 
 
 def input_size(model: str, force_image_size: Any = None) -> int:

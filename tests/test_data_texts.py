@@ -12,9 +12,11 @@ from PIL import Image
 from shard_maker import arguments, pair, picture, to_tensor, write_tar
 
 import pcmepp_openclip
+from pcmepp_openclip import host_data
 from pcmepp_openclip.data import get_data
 from pcmepp_openclip.data.batches import cut_texts
 from pcmepp_openclip.data.decode import decode_image
+from pcmepp_openclip.data.plan import seed_for
 
 CAPTIONS = ["a dog", "a small black dog on a red sofa in the rain", "!!!", "word " * 100]
 
@@ -63,6 +65,28 @@ def test_a_model_without_a_causal_mask_keeps_whole_texts(shard, tmp_path):
         tokenizer=open_clip.get_tokenizer("PCMEpp-tiny"),
     )["train"]
     assert {texts.shape[1] for _, texts in data.dataloader} == {32}
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_a_batch_is_what_the_transform_makes_of_each_image(tmp_path, train):
+    """Normalising in fewer passes against open_clip's transform, step by step."""
+    images = [picture(i, (90, 70), mode) for i, mode in enumerate(["RGB", "L", "CMYK", "RGB"])]
+    write_tar(tmp_path / "0.tar", [pair(str(i), str(i), image) for i, image in enumerate(images)])
+    transform = open_clip.image_transform(64, is_train=train)
+    fast, normalization = host_data.split_transform(transform)
+    assert normalization is not None and len(fast.transforms) == len(transform.transforms) - 2
+    args = arguments(str(tmp_path / "0.tar"), train_num_samples=4)
+    tokenizer = open_clip.get_tokenizer("PCMEpp-tiny")
+    ((batch, texts),) = get_data(stock, args, (transform, transform), tokenizer=tokenizer)["train"].dataloader
+    assert batch.shape == (4, 3, 64, 64) and batch.dtype == torch.float32 and batch.is_contiguous()
+    order = [next(i for i in range(4) if torch.equal(tokenizer(str(i))[0, : len(row)], row)) for row in texts]
+    torch.manual_seed(seed_for("transform", 0, 0, 0, 0))
+    slow = torch.stack([transform(decode_image(images[i])) for i in order])
+    assert torch.allclose(batch, slow, atol=1e-5)
+
+
+def test_other_transforms_are_left_whole():
+    assert host_data.split_transform(to_tensor) == (to_tensor, None)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, default_collate
 
 from . import causes
 from .decode import BadImage, decode_image
@@ -36,7 +36,9 @@ class Job:
         shuffle: samples that wait in the shuffle buffers of the rank.
         max_empty_shards: so many in a row without a usable sample end the run.
         at_least: see `decode_image`.
-        transform, tokenizer: open_clip's.
+        transform: image to tensor [3, H, W]; or image to image, where there is a normalization.
+        normalization: (mean, std) of pixels in [0, 1], [3, 1, 1] each.
+        tokenizer: texts to token ids [N, L].
         pad: the token id that texts are padded with, to cut texts; None leaves them whole.
     """
 
@@ -54,7 +56,8 @@ class Job:
     max_empty_shards: int
     max_pixels: int
     at_least: int | None
-    transform: Callable[[Any], Tensor]
+    transform: Callable[[Any], Any]
+    normalization: tuple[Tensor, Tensor] | None
     tokenizer: Callable[[list[str]], Tensor]
     context_length: int
     pad: int | None
@@ -131,10 +134,10 @@ class Lane:
         if job.pad is not None:
             texts = cut_texts(texts, job.pad)
         tally, self.tally = self.tally, Tally()
-        return Batch(torch.stack(images), texts, tally)
+        return Batch(default_collate(images), texts, tally)  # in a worker, into shared memory at once
 
     def _usable(self, taken: Sample | None) -> tuple[Sample, Tensor]:
-        """A sample with its image, or another that stands in for it."""
+        """A sample with its transformed image, or another that stands in for it."""
         sample, attempt = taken, 0
         while True:
             image = None if sample is None else self._decode(sample)
@@ -151,6 +154,8 @@ class Lane:
             return None
         try:
             image = job.transform(decode_image(sample.image, at_least=job.at_least, max_pixels=job.max_pixels))
+            if job.normalization is not None:
+                image = to_tensor(image, job.normalization)
         except BadImage as error:
             cause = error.cause
         except Exception:  # a transform that cannot take this image, such as one of a single row
@@ -169,6 +174,13 @@ class Lane:
 def _total(shards: list[Shard]) -> int:
     """Samples of all; without counts, more than any buffer holds."""
     return sum(shard.size.samples if shard.size else sys.maxsize for shard in shards)
+
+
+def to_tensor(image: Any, normalization: tuple[Tensor, Tensor]) -> Tensor:
+    """An RGB image to [3, H, W], pixels in [0, 1] normalised by (mean, std): one pass less than step by step."""
+    mean, std = normalization
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    return torch.empty(pixels.shape).copy_(pixels).mul_(1 / (255 * std)).add_(-mean / std)
 
 
 def cut_texts(texts: Tensor, pad: int) -> Tensor:

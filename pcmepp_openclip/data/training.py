@@ -58,6 +58,7 @@ def make_job(args: argparse.Namespace, setup: Setup, transform: Any, tokenizer: 
     if uncut:  # whole shards only: a line needs all counts
         shards = tuple(shard._replace(size=None) for shard in shards)
     cut = not args.train_data_whole_texts and host_data.takes_cut_texts(args.model)
+    transform, normalization = host_data.split_transform(transform)
     empty = tokenizer([""])[0]  # begins with its tokens, ends with padding
     return Job(
         shards=shards,
@@ -75,6 +76,7 @@ def make_job(args: argparse.Namespace, setup: Setup, transform: Any, tokenizer: 
         max_pixels=args.train_data_max_pixels,
         at_least=host_data.input_size(args.model, args.force_image_size) if args.train_data_reduced_decoding else None,
         transform=transform,
+        normalization=normalization,
         tokenizer=tokenizer,
         context_length=len(empty),
         pad=int(empty[-1]) if cut else None,
