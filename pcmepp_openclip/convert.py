@@ -31,6 +31,8 @@ def to_clip(source: Path, target: Path) -> tuple[list[str], list[str]]:
     """Write the plain CLIP within `source` to `target`; the names of the tensors that were kept and dropped."""
     if target.suffix not in (".safetensors", ".pt"):
         raise ValueError(f"{target}: the target must end in .safetensors or .pt.")
+    if not target.parent.is_dir():
+        raise ValueError(f"{target}: there is no folder {target.parent}.")
     if not source.is_file():
         raise ValueError(f"{source}: there is no such file.")
     state_dict = host.read_state_dict(source)

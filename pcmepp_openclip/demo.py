@@ -7,6 +7,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from .csd import csd
+from .model import PCMEppCLIP
 
 CAPTIONS = ["a shape", "a circle", "a red circle", "a small red circle on a white background", "a blue square"]
 
@@ -18,7 +19,12 @@ def main(argv: list[str]) -> None:
     args = parser.parse_args(argv)
 
     torch.manual_seed(0)
-    model, _, preprocess = open_clip.create_model_and_transforms(args.model, pretrained=args.pretrained)
+    try:
+        model, _, preprocess = open_clip.create_model_and_transforms(args.model, pretrained=args.pretrained)
+    except RuntimeError as error:  # open_clip's kind for a wrong name, tag or file
+        raise ValueError(str(error)) from error
+    if not isinstance(model, PCMEppCLIP):
+        raise ValueError(f"{args.model} is not a PCME++ model: it has no uncertainties to show.")
     model.eval()
     picture = Image.new("RGB", (64, 64), "white")
     ImageDraw.Draw(picture).ellipse((20, 20, 44, 44), fill="red")

@@ -12,8 +12,8 @@ import functools
 import json
 import logging
 import operator
+import pickle
 from collections.abc import Callable, Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,7 @@ _NEEDED = (
 
 def _check_host() -> None:
     """Fail at once, in one sentence, where open_clip is not one that this plugin was written for."""
-    try:
-        found = metadata.version("open_clip_torch")
-    except metadata.PackageNotFoundError:
-        found = open_clip.__version__
+    found = getattr(open_clip, "__version__", "one of unknown version")  # of what is imported, not what is installed
     try:
         number = tuple(int(part) for part in found.split(".")[:2])
     except ValueError:
@@ -191,7 +188,7 @@ def register(
         except Exception as error:
             if not isinstance(model, model_class):
                 raise
-            raise RuntimeError(f"Cannot load {checkpoint_path}: {_one_line(error)}") from error
+            raise RuntimeError(f"Cannot load {checkpoint_path}: {_reason(error)}") from error
 
     factory.create_loss = open_clip.create_loss = _wrap(factory.create_loss, loss_of)
     factory.convert_state_dict = _wrap(factory.convert_state_dict, convert)
@@ -221,6 +218,9 @@ def _dispatcher(stock: type, model_class: type | None) -> type:
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, stock)
 
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            return issubclass(subclass, stock)
+
     return Dispatch(stock.__name__, (stock,), {"__module__": stock.__module__, "__doc__": stock.__doc__})
 
 
@@ -243,7 +243,7 @@ def _named_config(stock: Callable, model_name: str) -> dict | None:
 
 
 def _released_config(stock: Callable, model_id: str, cache_dir: str | None = None) -> dict:
-    if Path(model_id).is_dir():
+    if Path(model_id).is_absolute():
         return _read_released(Path(model_id))
     try:
         return stock(model_id, cache_dir=cache_dir)
@@ -256,7 +256,7 @@ def _released_config(stock: Callable, model_id: str, cache_dir: str | None = Non
 
 
 def _released_weights(stock: Callable, model_id: str, filename: str | None = None, **kwargs: Any) -> str:
-    if Path(model_id).is_dir():
+    if Path(model_id).is_absolute():
         return str(Path(model_id) / (filename or "model.safetensors"))
     try:
         return stock(model_id, filename=filename, **kwargs)
@@ -272,7 +272,7 @@ def _released_folder(stock: Callable, model_name: str) -> tuple[str | None, str]
     schema, identifier = stock(model_name)
     folder = Path(identifier)
     if schema == "local-dir" and not (folder / "open_clip_config.json").exists() and (folder / "config.json").exists():
-        return "hf-hub", str(folder)
+        return "hf-hub", str(folder.absolute())  # a Hub id is never absolute, so the two cannot be confused
     return schema, identifier
 
 
@@ -299,8 +299,11 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
     try:
         return factory.load_state_dict(str(path), weights_only=True)
     except Exception as error:
-        raise ValueError(f"{path} is not a checkpoint that can be read: {_one_line(error)}") from error
+        raise ValueError(f"{path} is not a checkpoint that can be read: {_reason(error)}") from error
 
 
-def _one_line(error: Exception) -> str:
+def _reason(error: Exception) -> str:
+    """Why a file cannot be loaded, for a user; what escapes from within a parser ("101", "") says nothing."""
+    if isinstance(error, (pickle.UnpicklingError, EOFError, AttributeError, KeyError, TypeError, StopIteration)):
+        return "it is not a dict of tensors by name, or one that torch.load takes only with weights_only=False."
     return " ".join(str(error).split())

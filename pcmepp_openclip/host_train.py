@@ -15,16 +15,15 @@ import open_clip_train.main
 import open_clip_train.params
 import open_clip_train.train
 import torch
+from open_clip_train.distributed import world_info_from_env  # noqa: F401  for `train`
 from torch import nn
 
 stock_parse_args = open_clip_train.params.parse_args
 stock_train_one_epoch = open_clip_train.train.train_one_epoch
 stock_evaluate = open_clip_train.train.evaluate
 stock_get_data = open_clip_train.main.get_data
-
-
-def is_master(args: Any) -> bool:
-    return args.rank == 0
+stock_get_latest_checkpoint = open_clip_train.main.get_latest_checkpoint
+stock_pt_load = open_clip_train.main.pt_load
 
 
 @contextlib.contextmanager
@@ -91,6 +90,10 @@ class DDP(nn.parallel.DistributedDataParallel):
         super().__init__(module, device_ids=None if on_cpu else device_ids, **kwargs)
         self._pass = 0
 
+    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        """Takes names with and without the `module.` that stock open_clip saves."""
+        return self.module.load_state_dict(plain_names(state_dict), *args, **kwargs)
+
     @torch.compiler.disable(recursive=False)
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self.passes > 1 and torch.is_grad_enabled():
@@ -106,5 +109,6 @@ def innermost(model: nn.Module) -> nn.Module:
     return model
 
 
-def newest_checkpoint(args: Any) -> str | None:
-    return open_clip_train.main.get_latest_checkpoint(args.checkpoint_path + "/", remote=False)
+def plain_names(state_dict: dict) -> dict:
+    """A state dict without the `module.` of DDP."""
+    return {name.removeprefix("module."): value for name, value in state_dict.items()}

@@ -7,6 +7,7 @@ a notebook server.
 """
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -16,25 +17,29 @@ USAGE = "usage: python -m pcmepp_openclip [-m MODULE | SCRIPT] ARGS...   runs it
 
 def starting() -> bool:
     """Whether this is the start of `python -m pcmepp_openclip`, before Python has found the module to run."""
-    return sys.argv[:1] == ["-m"] and _position() is not None
+    return sys.argv[:1] == ["-m"] and _command() is not None
 
 
 def main() -> None:
-    position = _position()
-    if position is None or len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
+    command = _command()
+    if command is None or len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
         print(USAGE)
         sys.exit(0 if sys.argv[1:2] in (["-h"], ["--help"]) else 2)
     if sys.flags.ignore_environment or sys.flags.no_site:
         sys.exit("python -m pcmepp_openclip works by PYTHONPATH: drop the options -E, -I and -S.")
-    paths = [str(HOOK), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    path = os.environ.get("PYTHONPATH", "")  # kept as it is: an empty entry is the current folder
+    if str(HOOK) not in path.split(os.pathsep):
+        os.environ["PYTHONPATH"] = f"{HOOK}{os.pathsep}{path}" if path else str(HOOK)
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:position], *sys.orig_argv[position + 2 :]])
+    os.execv(sys.executable, [sys.executable, *command])
 
 
-def _position() -> int | None:
-    """Where `-m pcmepp_openclip` stands in the command line, or None."""
-    for i, (option, value) in enumerate(zip(sys.orig_argv, sys.orig_argv[1:], strict=False)):
-        if (option, value) == ("-m", "pcmepp_openclip"):
-            return i
+def _command() -> list[str] | None:
+    """Python's command line without `-m pcmepp_openclip`, however it was written; None if it was not there."""
+    for i, argument in enumerate(sys.orig_argv[1:], start=1):
+        option = re.fullmatch("-([bBdEiIOPqRsSuvx]*)m(.*)", argument)  # -m NAME, -mNAME, or behind other flags: -um
+        if option:
+            module, *rest = [option[2], *sys.orig_argv[i + 1 :]] if option[2] else sys.orig_argv[i + 1 :]
+            flags = [f"-{option[1]}"] if option[1] else []
+            return [*sys.orig_argv[1:i], *flags, *rest] if module == "pcmepp_openclip" else None
     return None

@@ -221,6 +221,8 @@ class PCMEppCLIP(host.CLIP):
     def _check_image(self, image: Tensor) -> None:
         expected = (3, *self.visual.image_size)
         weight = self.visual.conv1.weight
+        if not isinstance(image, Tensor):
+            raise ValueError(f"An image batch must be a tensor (use the model's preprocessing), not {type(image)}.")
         if image.ndim != 4 or tuple(image.shape[1:]) != expected:
             raise ValueError(f"An image batch must be [N, {', '.join(map(str, expected))}], not {list(image.shape)}.")
         if not image.is_floating_point():
@@ -229,6 +231,8 @@ class PCMEppCLIP(host.CLIP):
             raise ValueError(f"The image batch is {image.dtype} but the model is {weight.dtype}: cast one of them.")
 
     def _check_text(self, text: Tensor) -> None:
+        if not isinstance(text, Tensor):
+            raise ValueError(f"A text batch must be a tensor of token ids (use the tokenizer), not {type(text)}.")
         if text.ndim != 2 or not 1 <= text.shape[1] <= self.context_length:
             raise ValueError(
                 f"A text batch must be token ids [N, L] with L at most {self.context_length}, not {list(text.shape)}."

@@ -1,15 +1,15 @@
-"""What a user sees of a training run, and what stops it: code between the steps of open_clip's own loop."""
+"""What a user sees of a training run: diagnostics, a progress bar, and the end of a run whose loss is lost."""
 
 import logging
 import math
 import sys
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from . import host_train
+from . import checkpoints
 from .collectives import all_reduce
 from .loss import PCMEppLoss
 
@@ -21,7 +21,7 @@ class NonFiniteLoss(RuntimeError):
 
 
 class Monitor:
-    """Wraps the loss and the epoch of open_clip's loop; does nothing to what is computed.
+    """Watches the loss of open_clip's loop; does nothing to what is computed.
 
     At open_clip's logging interval: PCME++'s diagnostics, averaged over ranks, to the console, TensorBoard and W&B,
     and the check that the loss was finite in every step since the last one. Between these steps nothing waits for
@@ -37,32 +37,15 @@ class Monitor:
         self.loss = Watched(loss)
         return self.loss
 
-    def train_one_epoch(self, model: Any, data: dict, loss: Any, epoch: int, *rest: Any, tb_writer: Any = None) -> None:
-        batches = data["train"].dataloader
-        steps_per_epoch = batches.num_batches // self.args.accum_freq
-
-        def between_steps(iterable: Any) -> Iterator[tuple[int, Any]]:
-            bar = progress_bar(self.args, epoch, steps_per_epoch)
-            for i, batch in enumerate(iterable):
-                done, last_pass = divmod(i + 1, self.args.accum_freq)
-                in_epoch = i // self.args.accum_freq
-                logged = in_epoch % self.args.log_every_n_steps == 0 or in_epoch + 1 == steps_per_epoch
-                self.loss.before_step(epoch * steps_per_epoch + in_epoch, logged)
-                yield i, batch
-                if last_pass == 0:
-                    bar.update(self.args.batch_size * self.args.accum_freq * self.args.world_size)
-                    if logged:
-                        self.report(epoch * steps_per_epoch + done - 1, tb_writer)
-            bar.close()
-
-        with host_train.steps(batches, between_steps):
-            host_train.stock_train_one_epoch(model, data, loss, epoch, *rest, tb_writer=tb_writer)
+    def check(self) -> None:
+        """Raise on all ranks if the loss of any step so far was not finite. Waits for the device."""
+        self.loss.check(self.args)
 
     def report(self, step: int, tb_writer: Any) -> None:
         """On every rank, behind a step at the logging interval."""
-        self.loss.check(self.args)
+        self.check()
         seen = self.loss.diagnostics()
-        if not seen or not host_train.is_master(self.args):
+        if not seen or self.args.rank != 0:
             return
         logging.info(f"PCME++ step {step} " + " ".join(f"{name}: {value:#.5g}" for name, value in seen.items()))
         scalars = {f"train/{name}": value for name, value in seen.items()}
@@ -128,14 +111,20 @@ class Watched(nn.Module):
 
 
 def last_checkpoint(args: Any) -> str:
-    path = host_train.newest_checkpoint(args)
+    path = checkpoints.newest_good(Path(args.checkpoint_path))
     return f"The last good checkpoint is {path}." if path else "No checkpoint had been saved before."
 
 
-def progress_bar(args: Any, epoch: int, steps: int) -> Any:
+def progress_bar(args: Any, epoch: int, batches: int, first: int) -> Any:
     """Samples of the epoch, samples/s and time left, on rank 0 of a terminal; log lines elsewhere do."""
     from tqdm import tqdm
 
-    shown = host_train.is_master(args) and sys.stderr.isatty()
-    total = steps * args.batch_size * args.accum_freq * args.world_size
-    return tqdm(total=total, unit=" samples", unit_scale=True, desc=f"epoch {epoch}", disable=not shown, leave=False)
+    return tqdm(
+        total=batches * args.batch_size * args.world_size,
+        initial=first * args.batch_size * args.world_size,
+        unit=" samples",
+        unit_scale=True,
+        desc=f"epoch {epoch}",
+        disable=args.rank != 0 or not sys.stderr.isatty(),
+        leave=False,
+    )

@@ -10,15 +10,18 @@ does in open_clip. A run for a CPU, in seconds:
 """
 
 import argparse
+import functools
+import logging
 import os
 import sys
 from typing import Any
 
 import open_clip
 
-from . import host_train
+from . import data, host_train
 from .config import PCMEppCfg
-from .monitor import Monitor
+from .loop import Loop
+from .stops import EXIT_STOPPED, Stopped
 from .validation import evaluate
 
 OVERRIDES = {  # flag: (key of pcmepp_cfg, help)
@@ -58,6 +61,18 @@ def own_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("PCME++ (defaults: the model config's pcmepp_cfg)")
     for flag, (key, text) in OVERRIDES.items():
         group.add_argument(flag, dest=key, type=str if key == "reduction" else float, help=text, metavar="X")
+    data.add_arguments(parser)
+    group = parser.add_argument_group("survival")
+    group.add_argument(
+        "--save-every-minutes", type=float, default=30, help="checkpoints within an epoch; 0 for none", metavar="X"
+    )
+    group.add_argument(
+        "--stall-minutes",
+        type=float,
+        default=10,
+        help="a rank that does not answer for so long ends the run",
+        metavar="X",
+    )
     return parser
 
 
@@ -65,8 +80,14 @@ def run(own: argparse.Namespace, rest: list[str]) -> int:
     args = host_train.stock_parse_args(rest)
     vars(args).update(vars(own))
     args.pcmepp_cfg = merged_cfg(args)
+    data.protect(args)
+    _, args.rank, args.world_size = host_train.world_info_from_env()
+    if args.rank == 0:
+        data.check(args)
     probabilistic = args.pcmepp_cfg is not None
-    monitor = Monitor(args)
+    args.keep_most_recent, args.save_most_recent = args.save_most_recent, False  # `Loop` saves, not `main`
+    os.environ.setdefault("WANDB_RESUME", "allow")  # main means to, but compares after it has overwritten --resume
+    loop = Loop(args, evaluate if probabilistic else host_train.stock_evaluate, keep_rng=probabilistic)
 
     def create_model_and_transforms(*positional: Any, **kwargs: Any) -> Any:
         if probabilistic and positional[0] == args.model:
@@ -74,14 +95,24 @@ def run(own: argparse.Namespace, rest: list[str]) -> int:
         return open_clip.create_model_and_transforms(*positional, **kwargs)
 
     host_train.DDP.passes = args.accum_freq if probabilistic else 1
-    return host_train.run_main(
-        rest,
-        parse_args=lambda _rest: args,
-        create_model_and_transforms=create_model_and_transforms,
-        create_loss=lambda args: monitor.watch(open_clip.create_loss(args)),
-        train_one_epoch=monitor.train_one_epoch,
-        evaluate=evaluate if probabilistic else host_train.stock_evaluate,
-    )
+    try:
+        code = host_train.run_main(
+            rest,
+            parse_args=lambda _rest: args,
+            get_latest_checkpoint=loop.get_latest_checkpoint,
+            create_model_and_transforms=create_model_and_transforms,
+            pt_load=loop.pt_load,
+            get_data=functools.partial(data.get_data, host_train.stock_get_data),
+            create_loss=lambda args: loop.monitor.watch(open_clip.create_loss(args)),
+            train_one_epoch=loop.train_one_epoch,
+            evaluate=loop.evaluate,
+        )
+    except Stopped as stopped:
+        logging.info("%s", stopped)
+        return EXIT_STOPPED
+    if code == 0 and loop.saving:
+        loop.agreement.mark("done", f"{loop.samples_seen} samples")
+    return code
 
 
 def merged_cfg(args: argparse.Namespace) -> dict | None:

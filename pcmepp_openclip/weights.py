@@ -17,7 +17,7 @@ def complete_state_dict(model: nn.Module, state_dict: dict) -> dict:
     architecture; it is never loaded in part.
     """
     own = model.state_dict()
-    missing = [name for name in own if name not in state_dict]
+    missing = [name for name in own if name not in state_dict and name != "logit_bias"]  # open_clip adds that one
     unknown = [name for name in state_dict if name not in own]
     if len(missing) == len(own):
         raise ValueError("it holds none of the model's tensors: not a CLIP or PCME++ checkpoint.")

@@ -1,3 +1,57 @@
-import os
+"""What the tests share: the local Hub that every huggingface_hub client here talks to, and the models."""
 
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from hub_server import Hub
+
+_FOLDER = tempfile.TemporaryDirectory(prefix="pcmepp-tests-")
+_HUB = Hub(Path(_FOLDER.name) / "hub")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # huggingface_hub reads its environment when it is imported: no test must have imported it yet.
+    _HUB.__enter__()
+    os.environ.update(_HUB.env(cache=Path(_FOLDER.name) / "hf_home"))
+    os.environ.pop("HF_TOKEN", None)
+    os.environ["OMP_NUM_THREADS"] = "2"
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    _HUB.__exit__()
+    _FOLDER.cleanup()
+
+
+@pytest.fixture
+def hub():
+    """The Hub that this process and its children are clients of; without failures, repos stay for the session."""
+    _HUB.reset()
+    yield _HUB
+    _HUB.reset()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _threads():
+    import torch
+
+    torch.set_num_threads(2)
+
+
+@pytest.fixture
+def tiny():
+    """A fresh PCMEpp-tiny with dict output, and its plain twin: an open_clip CLIP of the same weights."""
+    from helpers import make_model
+
+    return make_model("PCMEpp-tiny")
+
+
+@pytest.fixture
+def tiny_batch(tiny):
+    from helpers import make_batch
+
+    return make_batch(tiny)

@@ -40,5 +40,7 @@ sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != _
 _this = sys.modules.pop("sitecustomize")
 try:
     import sitecustomize  # noqa: F401  the environment's own
-except ImportError:
+except ImportError as error:
     sys.modules["sitecustomize"] = _this
+    if error.name != "sitecustomize":  # there is one, and it is broken: Python reports that
+        raise

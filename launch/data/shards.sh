@@ -1,0 +1,51 @@
+# Sourced by cc3m.sh, cc12m.sh and redcaps.sh: annotations to shards by img2dataset, then counted.
+# shellcheck shell=bash
+#
+# usage: NAME.sh [--dry-run] ANNOTATIONS OUTPUT [img2dataset options]
+#
+# A run that was interrupted goes on where it was: shards that are complete are not fetched again. img2dataset holds
+# pandas below 3, so it has an environment of its own, made on the first call.
+#   PYTHON           makes that environment (default: python3)
+#   IMG2DATASET_ENV  where it is (default: .img2dataset beside these scripts)
+#   PROCESSES, THREADS  of the download (default: one process a core, 64 threads each)
+
+make_shards() {
+    local name=$1
+    shift
+    local run=()
+    if [[ ${1:-} == --dry-run ]]; then
+        run=(echo)
+        shift
+    fi
+    if (($# < 2)); then
+        echo "usage: $name.sh [--dry-run] ANNOTATIONS OUTPUT [img2dataset options]" >&2
+        return 2
+    fi
+    local annotations=$1 output=$2
+    shift 2
+    local here environment list columns='[]'
+    here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+    environment=${IMG2DATASET_ENV:-$here/.img2dataset}
+    list=$output/urls/$name.parquet
+    [[ $name == redcaps ]] && columns='["subreddit"]'
+
+    if [[ ! -e $environment/.ready ]]; then
+        "${run[@]}" "${PYTHON:-python3}" -m venv "$environment"
+        "${run[@]}" "$environment/bin/python" -m pip install --quiet 'img2dataset==1.47.0' 'pandas<3' pyarrow
+        "${run[@]}" touch "$environment/.ready"
+    fi
+    # The list stays as it is: img2dataset goes on by shard number, which is a place in the list.
+    if [[ ! -e $list ]]; then
+        "${run[@]}" "$environment/bin/python" "$here/url_list.py" "$name" "$annotations" "$list"
+    fi
+    # img2dataset takes every *.json there for one of its own; the count at the end writes these anew.
+    "${run[@]}" rm -f "$output/sizes.json" "$output/sizes.report.json"
+    "${run[@]}" env NO_ALBUMENTATIONS_UPDATE=1 "$environment/bin/img2dataset" \
+        --url_list "$list" --input_format parquet --url_col url --caption_col caption \
+        --save_additional_columns "$columns" \
+        --output_folder "$output" --output_format webdataset --number_sample_per_shard 10000 \
+        --image_size 512 --resize_mode keep_ratio --resize_only_if_bigger True --encode_quality 95 \
+        --processes_count "${PROCESSES:-$(nproc)}" --thread_count "${THREADS:-64}" --retries 2 \
+        --incremental_mode incremental --enable_wandb False "$@"
+    "${run[@]}" pcmepp data count "$name=$output/*.tar"
+}

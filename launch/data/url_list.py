@@ -1,0 +1,85 @@
+"""Published annotations to the list of URLs and captions that img2dataset reads (Parquet). Runs in its environment.
+
+python url_list.py cc3m    Train_GCC-training.tsv   cc3m.parquet
+python url_list.py cc12m   cc12m.tsv                cc12m.parquet
+python url_list.py redcaps annotations/             redcaps.parquet     # a folder of {subreddit}_{year}.json
+"""
+
+import argparse
+import csv
+import html
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pandas as pd
+
+TSV_COLUMNS = {"cc3m": ["caption", "url"], "cc12m": ["url", "caption"]}
+
+
+def read_tsv(path: Path, columns: list[str]) -> pd.DataFrame:
+    """A file of two columns without a header. Captions hold quotes that mean nothing."""
+    return pd.read_csv(
+        path, sep="\t", names=columns, header=None, dtype=str, keep_default_na=False, quoting=csv.QUOTE_NONE
+    )
+
+
+def read_redcaps(folder: Path) -> pd.DataFrame:
+    """URL, cleaned caption and subreddit of every post."""
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        sys.exit(f"There is no *.json in {folder}: unpack RedCaps' annotations there.")
+    rows = []
+    for file in files:
+        for post in json.loads(file.read_text(encoding="utf-8"))["annotations"]:
+            name = post.get("subreddit")
+            subreddit = name if isinstance(name, str) else re.sub(r"_\d{4}$", "", file.stem)
+            caption = clean(post.get("caption") or post.get("raw_caption") or "")
+            rows.append((image_url(post.get("url") or ""), caption, subreddit))
+    return pd.DataFrame(rows, columns=["url", "caption", "subreddit"])
+
+
+def clean(caption: str) -> str:
+    """What RedCaps does to its raw captions, for posts that come without the cleaned one; else it changes nothing."""
+    caption = html.unescape(caption)
+    caption = re.sub(r"\[[^\]]*\]|\([^)]*\)", " ", caption)  # [OC], (1920x1080)
+    caption = re.sub(r"https?://\S+", " ", caption)
+    caption = re.sub(r"(?<!\w)(?:/?u/|@)[\w-]+", "<usr>", caption)
+    return " ".join(caption.split())
+
+
+def image_url(url: str) -> str:
+    """Of a page on Imgur, the address of its image."""
+    parts = urlsplit(url)
+    if parts.netloc in ("imgur.com", "www.imgur.com", "m.imgur.com") and re.fullmatch(r"/\w+", parts.path):
+        return f"https://i.imgur.com{parts.path}.jpg"
+    return url
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dataset", choices=[*TSV_COLUMNS, "redcaps"])
+    parser.add_argument("annotations", type=Path)
+    parser.add_argument("output", type=Path)
+    args = parser.parse_args()
+    if not args.annotations.exists():
+        sys.exit(f"There is no {args.annotations}: download the annotations of {args.dataset} first.")
+    if args.dataset == "redcaps":
+        table = read_redcaps(args.annotations)
+    else:
+        table = read_tsv(args.annotations, TSV_COLUMNS[args.dataset])
+    found = len(table)
+    table["caption"] = table["caption"].str.strip()
+    table = table[(table["caption"] != "") & table["url"].str.match(r"https?://")].drop_duplicates()
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    temporary = args.output.with_suffix(".part")
+    table.to_parquet(temporary, index=False)
+    os.replace(temporary, args.output)
+    print(f"{args.output}: {len(table)} URLs of {found} annotations")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Checkpoint files that survive: written whole or not at all, verified when read, pruned to never less than one.
+
+A file is `epoch_E.pt` at the end of epoch E and `epoch_E_batch_B.pt` within it: E epochs are complete and B batches
+of the next one. It holds tensors and plain types only.
+"""
+
+import contextlib
+import logging
+import os
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+NAME = re.compile(r"epoch_(\d+)(?:_batch_(\d+))?\.pt")
+
+
+def file_name(epochs: int, batches: int = 0) -> str:
+    return f"epoch_{epochs}_batch_{batches}.pt" if batches else f"epoch_{epochs}.pt"
+
+
+def position(path: Path) -> tuple[int, int] | None:
+    """(complete epochs, batches of the next one) of a checkpoint's name, or None for any other file."""
+    match = NAME.fullmatch(path.name)
+    return (int(match[1]), int(match[2] or 0)) if match else None
+
+
+def save(checkpoint: dict, path: Path) -> bool:
+    """Write a checkpoint: to a temporary file beside it, flushed to the disk, renamed. Whether that went well.
+
+    A failure, such as a full disk, costs this one file and nothing else: it is logged and the run goes on.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+        return True
+    except (OSError, RuntimeError) as error:  # torch wraps a failing write in a RuntimeError
+        logging.error("CHECKPOINT NOT SAVED: %s (%s). Training goes on; free space or check the disk.", path, error)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        return False
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename itself durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fault(path: Path) -> str | None:
+    """What is wrong with a checkpoint file, by its checksums, or None if it is good."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            broken = archive.testzip()
+    except (OSError, zipfile.BadZipFile) as error:
+        return str(error)
+    return f"its part {broken} is damaged" if broken else None
+
+
+def load(path: Path) -> dict[str, Any]:
+    """A checkpoint, verified; only tensors and plain types, so that no code of a file is ever run."""
+    problem = fault(path)
+    if problem:
+        raise ValueError(f"{path} is not a good checkpoint: {problem}.")
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def newest_first(folder: Path) -> list[Path]:
+    """The checkpoints of a folder by position, temporary and other files left out."""
+    return sorted(filter(position, folder.glob("epoch_*.pt")), key=lambda path: position(path) or (), reverse=True)
+
+
+def newest_good(folder: Path) -> Path | None:
+    """The newest checkpoint that is whole; what was passed over is logged with the reason."""
+    for path in newest_first(folder):
+        problem = fault(path)
+        if problem is None:
+            return path
+        logging.warning("Skipped the checkpoint %s: %s.", path, problem)
+    return None
+
+
+def prune(folder: Path, keep: Path, keep_every_epoch: bool) -> None:
+    """Remove what `keep`, just saved and known to be good, makes superfluous.
+
+    Files within an epoch go always, those at an epoch's end unless `keep_every_epoch`. Only files older than `keep`
+    are ever removed, so that one good checkpoint remains whatever happens.
+    """
+    newest = position(keep)
+    assert newest is not None and keep.exists()
+    for path in newest_first(folder):
+        where = position(path)
+        if where is not None and where < newest and (where[1] or not keep_every_epoch):
+            with contextlib.suppress(OSError):
+                path.unlink()
+    for path in _leftovers(folder):
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _leftovers(folder: Path) -> Iterator[Path]:
+    """Temporary files of processes that were killed while they saved."""
+    for path in folder.glob(".epoch_*.pt.*.tmp"):
+        if path.suffixes[-2] != f".{os.getpid()}":
+            yield path

@@ -1,0 +1,28 @@
+"""Why a sample or a shard is not used: the words of logs, reports and docs."""
+
+from collections.abc import Callable
+
+# A shard as a whole. How many samples it cost is known where the shard was counted.
+MISSING_SHARD = "missing shard"
+LOST_SHARD = "connection lost"
+TRUNCATED_SHARD = "truncated shard"
+NOT_A_TAR = "not a tar file"
+FEWER_THAN_COUNTED = "fewer samples than counted"
+MORE_THAN_COUNTED = "more samples than counted"
+
+# A sample, from its tar members alone.
+NO_IMAGE = "no image"
+NO_CAPTION = "no caption"
+EMPTY_CAPTION = "empty caption"
+NOT_UTF8 = "caption not UTF-8"
+DUPLICATE_KEY = "duplicate key"
+HUGE_FILE = "file too large"
+
+# A sample, from its image.
+BROKEN_IMAGE = "broken image"
+UNKNOWN_FORMAT = "unknown image format"
+HUGE_IMAGE = "too many pixels"
+UNFIT_IMAGE = "transform failed"
+
+Note = Callable[[str, int, str], None]
+"""(cause, samples lost, where the first one was seen)"""

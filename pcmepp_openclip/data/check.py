@@ -1,0 +1,74 @@
+"""What can be known of the training data in seconds, before a model is built. One sentence for each mistake."""
+
+import argparse
+import os.path
+
+from . import causes
+from .count import ShardCount, count_shard
+from .redact import real
+from .setup import is_ours, set_up
+from .shards import IMAGE_SUFFIXES
+from .sources import Source, kind, label, local_path, parse_sources
+
+FIRST_SAMPLES = 20  # of a shard, looked at
+FIRST_SHARDS = 3  # tried where the first cannot be read
+
+
+def check(args: argparse.Namespace) -> None:
+    """ValueError if training on these arguments could not work. Meant for one rank; csv and the like pass."""
+    if not is_ours(args):
+        return
+    text = real(args.train_data)
+    assert text
+    sources = parse_sources(text)
+    for source in sources:
+        check_source(source, args.train_data_max_pixels, min(2, args.train_data_retries))
+    set_up(args)
+    if not args.dataset_resampled:
+        check_shards(sum(len(source.shards) for source in sources), args.workers, args.world_size)
+
+
+def check_shards(shards: int, workers: int, ranks: int) -> None:
+    if shards < max(1, workers) * ranks:
+        raise ValueError(
+            f"--workers {workers} on {ranks} rank{'s' * (ranks > 1)} would need at least {max(1, workers) * ranks} "
+            f"shards for an exact pass, --train-data has {shards}: use "
+            + (f"--workers {shards // ranks}" if shards >= ranks else "fewer ranks")
+            + ", more and smaller shards, or --dataset-resampled."
+        )
+
+
+def check_source(source: Source, max_pixels: int, retries: int = 2) -> None:
+    """Does it exist, and does its first shard hold images and texts?"""
+    shards = list(source.shards)
+    if all(kind(shard) == "local" for shard in shards):
+        shards = [shard for shard in shards if os.path.exists(local_path(shard))]
+        if not shards:
+            raise ValueError(
+                f"--train-data: no shard of source '{source.name}' exists, the first would be "
+                f"{label(source.shards[0])}; is the path right?"
+            )
+    looked: list[ShardCount] = []
+    for shard in shards[:FIRST_SHARDS]:
+        looked.append(count_shard(shard, max_pixels, retries, most=FIRST_SAMPLES))
+        if looked[-1].usable:
+            return
+    raise ValueError(f"--train-data: {_what_is_wrong(source, looked)}")
+
+
+def _what_is_wrong(source: Source, looked: list[ShardCount]) -> str:
+    read = [count for count in looked if count.samples]
+    if not read:
+        first = looked[0]
+        reason = f"{first.cause}: {first.problem}" if first.cause else f"{label(first.shard)} holds no files"
+        return f"no shard of source '{source.name}' can be read ({reason}); is its pattern right?"
+    first = read[0]
+    cause, indices = max(first.unusable.items(), key=lambda item: len(item[1]))
+    where = f"the first {first.samples} samples of {label(first.shard)}"
+    if cause in (causes.NO_IMAGE, causes.NO_CAPTION):
+        found = ", ".join(f".{suffix}" for suffix in sorted(first.suffixes))
+        return (
+            f"source '{source.name}' needs .txt and one of .{', .'.join(IMAGE_SUFFIXES)}, but {where} hold {found} "
+            f"({cause}): write the shards anew with those names, or choose others."
+        )
+    return f"source '{source.name}' has nothing usable in {where}: {len(indices)} have '{cause}'; look at that shard."

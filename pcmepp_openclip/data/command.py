@@ -1,0 +1,83 @@
+"""`pcmepp data count PATTERN` and `pcmepp data check PATTERN`: know the shards before training on them.
+
+pcmepp data count '/data/cc3m/{00000..00331}.tar'
+pcmepp data count 'cc3m=https://host/cc3m/{00000..00331}.tar' --output cc3m.sizes.json
+pcmepp data check 'cc3m=/data/cc3m/{00000..00331}.tar::redcaps=/data/redcaps/{00000..01199}.tar' --workers 8
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+from .arguments import _count, _positive
+from .check import check_shards, check_source
+from .count import count_source, lines, write
+from .decode import MAX_PIXELS
+from .sizes import count_command, read_sizes
+from .sources import parse_sources
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="pcmepp data", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="count|check")
+    count = commands.add_parser("count", help="read every shard, write sizes.json and a report beside them")
+    count.add_argument("--output", type=Path, help="write here instead; for shards that have no writable folder")
+    check = commands.add_parser("check", help="say in seconds what would stop a training run")
+    check.add_argument("--full", action="store_true", help="read every shard to its end")
+    check.add_argument("--ranks", type=_positive, default=1, help="processes that will train (default: 1)")
+    check.add_argument("--dataset-resampled", action="store_true", help="as in training")
+    for command in (count, check):
+        command.add_argument("pattern", help="what --train-data takes")
+        command.add_argument(
+            "--workers",
+            type=_positive if command is count else _count,
+            default=(os.cpu_count() or 1) if command is count else 4,
+            help="processes that read" if command is count else "of each training process (default: 4)",
+        )
+        command.add_argument(
+            "--max-pixels", type=_positive, default=MAX_PIXELS, help="of an image (default: 64 million)"
+        )
+        command.add_argument("--retries", type=_count, default=5, help="of a broken connection (default: 5)")
+    args = parser.parse_args(argv)
+    return run_count(args) if args.command == "count" else run_check(args)
+
+
+def run_count(args: argparse.Namespace) -> int:
+    sources = parse_sources(args.pattern, "PATTERN")
+    if args.output and len(sources) > 1:
+        raise ValueError("--output is for one source: count them one by one.")
+    unreadable = 0
+    for source in sources:
+        counts = count_source(source, args.workers, args.max_pixels, args.retries)
+        print("\n".join(lines(source, counts)))
+        for path in write(source, counts, args.output):
+            print(f"  written: {path}")
+        unreadable += sum(count.cause is not None for count in counts)
+    return 1 if unreadable else 0
+
+
+def run_check(args: argparse.Namespace) -> int:
+    sources = parse_sources(args.pattern, "PATTERN")
+    for source in sources:
+        check_source(source, args.max_pixels, args.retries)
+    if not args.dataset_resampled:
+        check_shards(sum(len(source.shards) for source in sources), args.workers, args.ranks)
+    bad = 0
+    for source in sources:
+        sizes = read_sizes(source)
+        if sizes is None:
+            print(f"{source.name}: {len(source.shards)} shards, not counted: run `{count_command(source)}`")
+        else:
+            samples = sum(size.samples for size in sizes)
+            print(f"{source.name}: {len(source.shards)} shards, {samples} usable samples by sizes.json")
+        if args.full:
+            counts = count_source(source, os.cpu_count() or 1, args.max_pixels, args.retries)
+            print("\n".join(lines(source, counts)))
+            bad += sum(count.cause is not None for count in counts)
+            for size, found in zip(sizes or (), counts, strict=False):
+                if size.samples != found.usable:
+                    bad += 1
+                    print(f"  {found.shard}: sizes.json says {size.samples}, found are {found.usable}")
+    return 1 if bad else 0

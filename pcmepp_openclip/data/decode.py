@@ -1,0 +1,69 @@
+"""Image bytes to an RGB image of bearable size, or the cause why not."""
+
+import io
+import warnings
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from . import causes
+
+# Pillow picks a reader by content, not by name, and some of its readers start programs (Ghostscript for EPS).
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+MAX_PIXELS = 64_000_000
+
+
+class BadImage(Exception):
+    def __init__(self, cause: str):
+        super().__init__(cause)
+        self.cause = cause
+
+
+def open_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Any:
+    """The image with only its header read."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except Image.DecompressionBombError:
+        raise BadImage(causes.HUGE_IMAGE) from None
+    except Image.UnidentifiedImageError:
+        known = data[:3] == b"\xff\xd8\xff" or data[:4] in (b"\x89PNG", b"RIFF", b"GIF8")
+        raise BadImage(causes.BROKEN_IMAGE if known or not data else causes.UNKNOWN_FORMAT) from None
+    except Exception:
+        raise BadImage(causes.BROKEN_IMAGE) from None
+    if image.width * image.height > max_pixels:
+        raise BadImage(causes.HUGE_IMAGE)
+    return image
+
+
+def decode_image(data: bytes, *, at_least: int | None = None, max_pixels: int = MAX_PIXELS) -> Any:
+    """An RGB image; the first frame of an animated one; 16 bits scaled to 8. BadImage with the cause otherwise.
+
+    Arguments:
+        at_least: a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size by the codec itself, as long as both sides
+            stay at least this long. None decodes every pixel.
+        max_pixels: more, by the header, are not decoded.
+    """
+    image = open_image(data, max_pixels)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if at_least is not None:
+                image.draft(None, (at_least, at_least))
+            image.load()
+            return _to_rgb(image)
+    except Exception:  # Pillow's plugins raise whatever the damage leads to
+        raise BadImage(causes.BROKEN_IMAGE) from None
+
+
+def _to_rgb(image: Any) -> Any:
+    if image.mode == "RGB":
+        return image
+    if image.mode.startswith("I"):  # Pillow would clip 16 bits to white
+        values = np.asarray(image).astype(np.int64)
+        return Image.fromarray((values.clip(0, 65535) >> 8).astype(np.uint8)).convert("RGB")
+    if image.mode == "P" and "transparency" in image.info:
+        return image.convert("RGBA").convert("RGB")
+    return image.convert("RGB")

@@ -1,0 +1,131 @@
+"""Which samples an epoch reads, and in which order, from seed and epoch alone.
+
+An epoch of a rank is `batches` batches, dealt out to `lanes` lanes in turn: batch i belongs to lane i % lanes. A lane
+reads its shards by itself; a worker runs one or several of them. Since the number of lanes does not depend on the
+number of workers, neither do the batches nor their order.
+
+An exact pass lines up the usable samples of all shards, the shards shuffled by seed and epoch, and cuts the line into
+one slice a rank and lane, through the middle of shards where need be. So every rank gets the same number of batches
+however the samples spread over the shards, and no sample is in two slices. The last slice goes on at the line's
+beginning to fill its last batch.
+"""
+
+import bisect
+import hashlib
+import random
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from .sizes import ShardSize
+
+MOST_LANES = 24  # many numbers of workers divide it
+BATCHES_A_LANE = 8  # fewer would leave little to shuffle in a lane
+
+
+def lane_count(batches: int, workers: int, most: int | None = None) -> int:
+    """How many lanes share an epoch of that many batches; `most` bounds it where shards cannot be cut.
+
+    Only with more workers than `MOST_LANES` does it depend on them.
+    """
+    lanes = min(max(MOST_LANES, workers), max(1, batches // BATCHES_A_LANE))
+    return lanes if most is None else max(1, min(lanes, most))
+
+
+def seed_for(*parts: int | str) -> int:
+    """A seed that differs for every combination of parts, the same on every machine."""
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "big")
+
+
+class Shard(NamedTuple):
+    """One shard of a source. `size` is None if it was not counted."""
+
+    source: int
+    place: str
+    size: ShardSize | None
+
+
+class Segment(NamedTuple):
+    """Positions [start, stop) of a shard."""
+
+    shard: Shard
+    start: int
+    stop: int
+
+
+class ExactPass:
+    """The line of all usable samples of an epoch. All shards must be counted."""
+
+    def __init__(self, shards: Sequence[Shard], seed: int, epoch: int):
+        self._shards = [shard for shard in shards if shard.size and shard.size.samples]
+        random.Random(seed_for("pass", seed, epoch)).shuffle(self._shards)
+        self._ends: list[int] = []
+        for shard in self._shards:
+            assert shard.size is not None
+            self._ends.append((self._ends[-1] if self._ends else 0) + shard.size.samples)
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def segments(self, begin: int, end: int | None = None) -> Iterator[Segment]:
+        """The pieces of shards at [begin, end) of the line, which begins again behind its end. No `end`: for ever."""
+        assert len(self), "an empty line has no segments"
+        while end is None or begin < end:
+            at = begin % len(self)
+            number = bisect.bisect_right(self._ends, at)
+            shard = self._shards[number]
+            assert shard.size is not None
+            start = at - (self._ends[number] - shard.size.samples)
+            stop = shard.size.samples if end is None else min(shard.size.samples, start + end - begin)
+            yield Segment(shard, start, stop)
+            begin += stop - start
+
+
+def lane_batches(batches: int, lanes: int, lane: int) -> int:
+    """How many of a rank's first `batches` batches are the lane's."""
+    return (batches - lane + lanes - 1) // lanes
+
+
+def lane_slice(batches: int, lanes: int, lane: int, rank: int, batch_size: int) -> tuple[int, int]:
+    """The part [begin, end) of the line that a lane delivers. It may reach behind the line's end."""
+    before = sum(lane_batches(batches, lanes, other) for other in range(lane))
+    begin = (rank * batches + before) * batch_size
+    return begin, begin + lane_batches(batches, lanes, lane) * batch_size
+
+
+class Visit(NamedTuple):
+    """A shard to read from position `start` to its end."""
+
+    shard: Shard
+    start: int = 0
+
+
+def endless_draws(shards: Sequence[Shard], rng: random.Random) -> Iterator[Visit]:
+    """Shards of a source for ever, in passes of random order.
+
+    Where counts are known the first one is drawn by size and begun at a random position: as if the reading had gone
+    on for long. Otherwise epochs that end within a shard would favour the beginnings of shards.
+    """
+    sizes = [shard.size.samples if shard.size else 0 for shard in shards]
+    if sum(sizes):
+        number = rng.choices(range(len(shards)), weights=sizes)[0]
+        yield Visit(shards[number], rng.randrange(sizes[number]))
+    wanted = [shard for shard in shards if shard.size is None or shard.size.samples]
+    while wanted:
+        yield from (Visit(shard) for shard in rng.sample(wanted, len(wanted)))
+
+
+def uncounted_walk(
+    shards: Sequence[Shard], rng: random.Random, part: int, parts: int
+) -> tuple[list[Visit], Iterator[Visit]]:
+    """For a pass over shards without counts: the shards of this part, and what follows them if they do not suffice.
+
+    `rng` must be the same in every part.
+    """
+    line = rng.sample(list(shards), len(shards))
+    own = line[part::parts]
+
+    def others() -> Iterator[Visit]:
+        while True:
+            yield from (Visit(line[(part + i) % len(line)]) for i in range(1, len(line) + 1))
+
+    return [Visit(shard) for shard in own], others()

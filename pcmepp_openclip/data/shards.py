@@ -1,0 +1,188 @@
+"""Shards to samples: the members of a tar, grouped by key, with what is wrong with them said once.
+
+The position of a sample in its shard counts the groups of members that a manifest does not list as unusable. It
+depends on names only, so that samples can be passed over without being read.
+"""
+
+import lzma
+import tarfile
+import zlib
+from collections.abc import Collection, Generator, Iterator
+from typing import Any, NamedTuple
+
+from webdataset.tariterators import base_plus_ext
+
+from . import causes
+from .causes import Note
+from .sources import label
+from .streams import LostShard, MissingShard, open_shard
+
+IMAGE_SUFFIXES = ("jpg", "png", "jpeg", "webp")  # open_clip's, in its order of preference
+TEXT_SUFFIX = "txt"
+MAX_FILE_BYTES = 1 << 27  # of one image: no JPEG of a bearable number of pixels comes near
+MAX_TEXT_BYTES = 1 << 20
+
+
+class Sample(NamedTuple):
+    """A pair as read: undecoded image bytes and a caption. `source` is the number of its source."""
+
+    source: int
+    shard: str
+    key: str
+    image: bytes
+    caption: str
+    visit: int  # which of the shards that its reader opened it is from; negative for one read again in the epoch
+
+
+class Group(NamedTuple):
+    """The members of a tar that share a key."""
+
+    number: int  # in the shard, from 0
+    key: str
+    members: dict[str, bytes | None]  # by suffix; None for one whose content was not asked for, or is too large
+    duplicate: bool
+
+
+def read_samples(
+    shard: str,
+    note: Note,
+    *,
+    source: int = 0,
+    visit: int = 0,
+    start: int = 0,
+    stop: int | None = None,
+    unusable: Collection[int] = (),
+    retries: int = 5,
+    note_excess: bool = False,
+) -> Iterator[Sample | None]:
+    """What is at positions [start, stop) of a shard, None for the unusable. That is noted, never raised.
+
+    Arguments:
+        note: told (cause, samples lost, where) of everything that is wrong.
+        unusable: indices of groups that do not count as positions, from a manifest.
+        note_excess: whether a shard that goes on behind `stop` was counted wrongly.
+    """
+    position, seen = 0, False
+    groups = read_groups(shard, note, set(unusable), start, retries)
+    try:
+        for group in groups:
+            seen = True
+            if group.number in unusable:
+                continue
+            if stop is not None and position >= stop:
+                if note_excess:
+                    note(causes.MORE_THAN_COUNTED, 1, label(shard))
+                return
+            position += 1
+            if position <= start:
+                continue
+            cause = find_fault(group)
+            if cause is not None:
+                note(cause, 1, f"{label(shard)} {group.key}")
+                yield None
+                continue
+            image = next(data for suffix in IMAGE_SUFFIXES if (data := group.members.get(suffix)) is not None)
+            caption = group.members[TEXT_SUFFIX]
+            assert caption is not None
+            yield Sample(source, shard, group.key, image, caption.decode("utf-8").strip(), visit)
+        if stop is not None and position < stop:
+            note(causes.FEWER_THAN_COUNTED, stop - max(position, start), label(shard))
+    except ShardError as error:
+        lost = 1 if stop is None else max(1, stop - max(position, start))
+        note(error.cause if seen or error.cause != causes.TRUNCATED_SHARD else causes.NOT_A_TAR, lost, error.where)
+    finally:
+        groups.close()
+
+
+def find_fault(group: Group) -> str | None:
+    """What makes a group of members unusable as a pair, without looking into the image."""
+    if group.duplicate:
+        return causes.DUPLICATE_KEY
+    images = [suffix for suffix in IMAGE_SUFFIXES if suffix in group.members]
+    if not images:
+        return causes.NO_IMAGE
+    if TEXT_SUFFIX not in group.members:
+        return causes.NO_CAPTION
+    caption = group.members[TEXT_SUFFIX]
+    if caption is None or all(group.members[suffix] is None for suffix in images):
+        return causes.HUGE_FILE
+    try:
+        return None if caption.decode("utf-8").strip().strip("\0") else causes.EMPTY_CAPTION
+    except UnicodeDecodeError:
+        return causes.NOT_UTF8
+
+
+class ShardError(Exception):
+    """A shard that cannot be read, or not to its end."""
+
+    def __init__(self, cause: str, where: str):
+        super().__init__(f"{cause}: {where}")
+        self.cause, self.where = cause, where
+
+
+def read_groups(
+    shard: str, note: Note, unusable: Collection[int] = (), start: int = 0, retries: int = 5
+) -> Generator[Group, None, None]:
+    """All groups of a shard, in order; contents only from position `start` on. Ends with a ShardError if it must."""
+    try:
+        with open_shard(shard, retries, lambda: note("retry", 0, label(shard))) as file:
+            # A stream cannot go back, a file can pass over what is not wanted.
+            how: dict[str, Any] = {"mode": "r:*"} if file.seekable() else {"mode": "r|*", "bufsize": 1 << 18}
+            with tarfile.open(fileobj=file, tarinfo=_Header, **how) as tar:
+                yield from _group(tar, unusable, start)
+    except MissingShard as error:
+        raise ShardError(causes.MISSING_SHARD, str(error)) from None
+    except LostShard as error:
+        raise ShardError(causes.LOST_SHARD, str(error)) from None
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError, ValueError) as error:
+        raise ShardError(causes.TRUNCATED_SHARD, f"{label(shard)}: {type(error).__name__}") from None
+
+
+class _Header(tarfile.TarInfo):
+    """A tar header. tarfile takes whatever is no header for the end; only the mark of the end is the end."""
+
+    @classmethod
+    def fromtarfile(cls, tar: tarfile.TarFile) -> "_Header":
+        try:
+            return super().fromtarfile(tar)
+        except tarfile.HeaderError as error:
+            if isinstance(error, tarfile.EOFHeaderError):  # type: ignore[attr-defined]
+                raise
+            raise tarfile.ReadError(str(error)) from None
+
+
+def _group(tar: tarfile.TarFile, unusable: Collection[int], start: int) -> Iterator[Group]:
+    keys: set[str] = set()
+    key, index, position, duplicate = None, -1, -1, False
+    members: dict[str, bytes | None] = {}
+    while (info := tar.next()) is not None:
+        tar.members.clear()  # type: ignore[attr-defined]  # tarfile keeps every header otherwise
+        if not info.isreg():
+            continue
+        prefix, suffix = base_plus_ext(info.name)
+        if prefix is None:
+            continue
+        suffix = suffix.lower()
+        if prefix != key or suffix in members:
+            if key is not None:
+                yield Group(index, key, members, duplicate)
+            key, members, index = prefix, {}, index + 1
+            duplicate = key in keys
+            keys.add(key)
+            position += index not in unusable
+        wanted = position >= start and index not in unusable
+        members[suffix] = _content(tar, info, suffix) if wanted else None
+    if key is not None:
+        yield Group(index, key, members, duplicate)
+
+
+def _content(tar: tarfile.TarFile, info: tarfile.TarInfo, suffix: str) -> bytes | None:
+    limit = MAX_TEXT_BYTES if suffix == TEXT_SUFFIX else MAX_FILE_BYTES if suffix in IMAGE_SUFFIXES else -1
+    if info.size > limit:
+        return None
+    member = tar.extractfile(info)
+    assert member is not None
+    data = member.read()
+    if len(data) != info.size:
+        raise tarfile.ReadError("unexpected end of data")
+    return data

@@ -1,0 +1,132 @@
+"""The manifest of a source: how many usable samples each shard holds.
+
+`sizes.json`, beside the shards, is open_clip's own: {basename: samples}. `sizes.report.json`, beside it, is what
+`pcmepp data count` found; training takes from it which groups of a shard to pass over. Both may come from elsewhere:
+they are parsed as JSON, checked, and lead to numbers only.
+"""
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .redact import redact
+from .sources import Source, kind, local_path, shard_key, sibling
+from .streams import LostShard, MissingShard, read_file
+
+SIZES = "sizes.json"
+
+
+@dataclass(frozen=True)
+class ShardSize:
+    """Usable samples of a shard, and the indices of the groups that are not."""
+
+    samples: int
+    unusable: frozenset[int] = frozenset()
+
+
+def read_sizes(source: Source, given: str | None = None) -> list[ShardSize] | None:
+    """The size of each shard of a source, in order; None if it was never counted.
+
+    Arguments:
+        given: a sizes.json of `--train-data-sizes`, instead of the one beside the shards.
+    """
+    folders: dict[str | None, tuple[dict[str, int], dict[str, frozenset[int]]] | None] = {}
+    sizes = []
+    for shard in source.shards:
+        place = given or sibling(shard, SIZES)
+        if place not in folders:
+            folders[place] = _read_folder(place, required=given is not None)
+        folder = folders[place]
+        if folder is None:
+            return None
+        counted, unusable = folder
+        key = shard_key(shard)
+        if key not in counted:
+            raise ValueError(f"{redact(str(place))} does not list {key}: run `{count_command(source)}` again.")
+        sizes.append(ShardSize(counted[key], unusable.get(key, frozenset())))
+    return sizes
+
+
+def count_command(source: Source) -> str:
+    """What to run to have a source counted."""
+    pattern = f"{source.name}={redact(source.pattern)}"
+    if all(writable(shard) for shard in source.shards):
+        return f"pcmepp data count '{pattern}'"
+    return f"pcmepp data count '{pattern}' --output {source.name}.sizes.json"
+
+
+def writable(shard: str) -> bool:
+    """Whether a file can be written beside it."""
+    return kind(shard) == "local"
+
+
+def _read_folder(place: str | None, required: bool) -> tuple[dict[str, int], dict[str, frozenset[int]]] | None:
+    if place is None:
+        return None
+    sizes = _read_json(place)
+    if sizes is None:
+        if required:
+            raise ValueError(f"--train-data-sizes: there is no file {redact(place)}.")
+        return None
+    if not isinstance(sizes, dict) or not all(_is_count(count) for count in sizes.values()):
+        raise ValueError(f"{redact(place)} is not a sizes.json: it must map the names of shards to whole numbers.")
+    counted = {str(name): int(count) for name, count in sizes.items()}
+    return counted, _unusable(_read_json(report_path(place)), counted)
+
+
+def report_path(place: str) -> str:
+    """Where the report of a sizes.json is."""
+    path, mark, query = place.partition("?") if kind(place) == "http" else (place, "", "")
+    return path.removesuffix(".json") + ".report.json" + mark + query
+
+
+def _unusable(report: Any, counted: dict[str, int]) -> dict[str, frozenset[int]]:
+    """The groups to pass over, of shards whose count in the report is that of the sizes.json."""
+    out = {}
+    shards = report.get("shards") if isinstance(report, dict) else None
+    for name, entry in shards.items() if isinstance(shards, dict) else ():
+        if not isinstance(entry, dict) or name not in counted or entry.get("usable") != counted[name]:
+            continue
+        lists = entry.get("unusable")
+        if isinstance(lists, dict) and all(isinstance(indices, list) for indices in lists.values()):
+            out[name] = frozenset(index for indices in lists.values() for index in indices if _is_count(index))
+    return out
+
+
+def _is_count(value: Any) -> bool:
+    if isinstance(value, str):  # open_clip takes "123" as well
+        return value.isdigit()
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _read_json(place: str) -> Any:
+    try:
+        return json.loads(read_file(place))
+    except MissingShard:
+        return None
+    except LostShard as error:
+        raise ValueError(f"The sizes of the shards cannot be read: {error}; is the server up?") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
+        raise ValueError(f"{redact(place)} is not JSON: delete it and count again.") from None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """In one step: a reader sees the old file or the new one."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        json.dump(value, file, indent=1)
+    os.chmod(temporary, 0o644)
+    os.replace(temporary, path)
+
+
+def merge_json(path: Path, new: dict) -> dict:
+    """`new` over what the file holds already, of shards that were counted before."""
+    old = _read_json(str(path))
+    return {**old, **new} if isinstance(old, dict) else new
+
+
+def folder_of(shard: str) -> Path:
+    return Path(local_path(shard)).parent

@@ -1,0 +1,145 @@
+"""`--train-data` as sources: a name and its shards. Nothing is opened here, but a folder or a repo may be listed.
+
+cc3m=/data/cc3m/{00000..00331}.tar::cc12m=https://host/cc12m/{00000..01242}.tar::pipe:aws s3 cp s3://b/0.tar -
+redcaps=hf://datasets/ORG/NAME@REVISION/{00000..01199}.tar::extra=s3://bucket/extra/{000..099}.tar::/data/x/*.tar
+"""
+
+import glob
+import os.path
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from .redact import redact
+
+_NAMED = re.compile(r"(?P<name>[A-Za-z][\w.-]*)=(?P<pattern>.+)", re.DOTALL)
+_SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
+_HF = re.compile(r"hf://datasets/(?P<repo>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?/(?P<path>.+)")
+SCHEMES = ("http", "https", "s3", "hf", "file")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One component of `--train-data`. `shards` are local paths, URLs or `pipe:` commands, in the user's order."""
+
+    name: str
+    pattern: str
+    shards: tuple[str, ...]
+
+
+def parse_sources(text: str, flag: str = "--train-data") -> list[Source]:
+    """The sources of a pattern; ValueError for one that cannot be understood or that matches nothing."""
+    sources: list[Source] = []
+    parts = [part for part in text.split("::") if part]
+    for number, part in enumerate(parts, 1):
+        named = _NAMED.fullmatch(part)
+        name, pattern = (named["name"], named["pattern"]) if named else (None, part)
+        shards = expand(pattern, flag)
+        taken = {source.name for source in sources}
+        if name is None:
+            folder = os.path.basename(os.path.dirname(shards[0])) if kind(shards[0]) == "local" else ""
+            fits = re.fullmatch(r"[A-Za-z][\w.-]*", folder) and folder not in taken
+            name = folder if fits else f"source{number}"
+        if name in taken:
+            raise ValueError(f"{flag} has two sources named '{name}': give each its own name, as in cc3m=PATTERN.")
+        sources.append(Source(name, pattern, shards))
+    if not sources:
+        raise ValueError(f"{flag} is empty: give shards, as in /data/cc3m/{{00000..00331}}.tar.")
+    return sources
+
+
+def expand(pattern: str, flag: str = "--train-data") -> tuple[str, ...]:
+    """Braces as the shell and open_clip expand them; `*` in local paths and Hugging Face repos."""
+    from braceexpand import braceexpand
+
+    try:
+        shards = list(braceexpand(pattern))
+    except ValueError as error:
+        raise ValueError(
+            f"{flag}: the braces of {redact(pattern)} cannot be expanded ({type(error).__name__})."
+        ) from None
+    found: list[str] = []
+    for shard in shards:
+        if kind(shard) == "unknown":
+            raise ValueError(
+                f"{flag}: {redact(shard)} is of no known kind: use a path, http(s)://, s3://, "
+                "hf://datasets/ORG/NAME/FILE, or a command, as in 'pipe:gsutil cat gs://bucket/{000..099}.tar'."
+            )
+        if kind(shard) == "local" and "*" in shard:
+            # A file may be called like a command or a URL: "./" keeps it a file.
+            found += [name if kind(name) == "local" else f"./{name}" for name in sorted(glob.glob(local_path(shard)))]
+        elif kind(shard) == "hf":
+            found += _expand_hf(shard, flag)
+        else:
+            found.append(shard)
+    if not found:
+        raise ValueError(f"{flag}: no shard matches {redact(pattern)}.")
+    if len(set(found)) != len(found):
+        raise ValueError(f"{flag}: {redact(pattern)} names a shard twice.")
+    return tuple(found)
+
+
+def kind(shard: str) -> str:
+    """'pipe', 'http', 's3', 'hf', 'local', or 'unknown' for a scheme that has no reader."""
+    if shard.startswith("pipe:"):
+        return "pipe"
+    scheme = _SCHEME.match(shard)
+    if scheme is None or scheme[1].lower() == "file":
+        return "local"
+    name = scheme[1].lower()
+    if name not in SCHEMES or (name == "hf" and not _HF.fullmatch(shard)):
+        return "unknown"
+    return "http" if name == "https" else name
+
+
+def local_path(shard: str) -> str:
+    return re.sub(r"^file://(localhost)?", "", shard, flags=re.IGNORECASE)
+
+
+def split_hf(shard: str) -> tuple[str, str | None, str]:
+    """Repo, revision and path of an `hf://datasets/...` shard."""
+    match = _HF.fullmatch(shard)
+    assert match
+    return match["repo"], match["revision"], match["path"]
+
+
+def _expand_hf(shard: str, flag: str) -> list[str]:
+    repo, revision, path = split_hf(shard)
+    if "*" not in path:
+        return [shard]
+    from huggingface_hub import HfApi
+
+    try:
+        files = HfApi().list_repo_files(repo, repo_type="dataset", revision=revision)
+    except Exception as error:
+        raise ValueError(
+            f"{flag}: the files of the Hugging Face dataset {repo} cannot be listed ({type(error).__name__}); "
+            "is its name right, and does `hf auth login` have access?"
+        ) from None
+    prefix = shard[: -len(path)]
+    return [prefix + name for name in sorted(files) if fnmatchcase(name, path)]
+
+
+def shard_key(shard: str) -> str:
+    """The name that a sizes.json has for a shard: its basename; of a pipe that of the last .tar in the command."""
+    if kind(shard) == "pipe":
+        tars = re.findall(r"[\w.-]+\.(?:tar|tgz)\b(?:\.\w+)?", shard)
+        return tars[-1] if tars else shard.split()[-1].rsplit("/", 1)[-1]
+    return os.path.basename(shard.partition("?")[0] if kind(shard) == "http" else shard)
+
+
+def sibling(shard: str, name: str) -> str | None:
+    """Where a file `name` beside the shard is; None for a pipe, which has no folder."""
+    if kind(shard) == "pipe":
+        return None
+    if kind(shard) == "http":
+        place, mark, query = shard.partition("?")
+        return place.rsplit("/", 1)[0] + "/" + name + mark + query
+    if kind(shard) == "local":
+        return os.path.join(os.path.dirname(local_path(shard)), name)
+    return shard.rsplit("/", 1)[0] + "/" + name
+
+
+def label(shard: str) -> str:
+    """A shard as logs and errors may show it."""
+    return redact(shard)

@@ -1,0 +1,83 @@
+"""What became of the samples of an epoch: counts by source and cause, added up over workers and ranks."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+Event = tuple[int, str]
+"""Source number and cause."""
+
+
+@dataclass
+class Tally:
+    """Counts that travel from the workers along with the batches, and add up.
+
+    Arguments:
+        met: samples read from shards, usable or not.
+        used: samples delivered, by source number.
+        lost: samples not usable, by source number and cause.
+        retries: connections taken up again, by source number.
+        filled: delivered again to fill the last batch.
+        stood_in: delivered again in the place of unusable samples.
+        first: where a cause was first seen.
+    """
+
+    met: int = 0
+    used: Counter[int] = field(default_factory=Counter)
+    lost: Counter[Event] = field(default_factory=Counter)
+    retries: Counter[int] = field(default_factory=Counter)
+    filled: int = 0
+    stood_in: int = 0
+    first: dict[Event, str] = field(default_factory=dict)
+
+    def note(self, source: int, cause: str, count: int, where: str) -> None:
+        if cause == "retry":
+            self.retries[source] += 1
+        else:
+            self.lost[source, cause] += count
+            self.first.setdefault((source, cause), where)
+
+    def add(self, other: "Tally") -> None:
+        self.met += other.met
+        self.used.update(other.used)
+        self.lost.update(other.lost)
+        self.retries.update(other.retries)
+        self.filled += other.filled
+        self.stood_in += other.stood_in
+        self.first = {**other.first, **self.first}
+
+    @property
+    def bad_share(self) -> float:
+        """Unusable samples of all samples met."""
+        return sum(self.lost.values()) / max(1, self.met)
+
+    def shares(self, names: list[str]) -> dict[str, float]:
+        """The realised mix: the share of each source in the samples delivered."""
+        total = max(1, sum(self.used.values()))
+        return {name: self.used[number] / total for number, name in enumerate(names)}
+
+    def by_source(self, names: list[str]) -> dict[str, dict[str, int]]:
+        """Lost samples as {source: {cause: count}}, sources without any left out."""
+        out: dict[str, dict[str, int]] = {}
+        for (number, cause), count in sorted((+self.lost).items()):
+            out.setdefault(names[number], {})[cause] = count
+        return out
+
+    def lines(self, names: list[str], wanted: dict[str, float] | None = None) -> list[str]:
+        """The summary for people."""
+        total = sum(self.used.values())
+        mix = [
+            f"{name} {100 * share:.2f} %" + (f" (wanted {100 * wanted[name]:.2f} %)" if wanted else "")
+            for name, share in self.shares(names).items()
+        ]
+        out = [f"{total} samples: {', '.join(mix)}"]
+        if self.filled or self.stood_in:
+            out.append(
+                f"seen twice: {self.filled} to fill the last batch, {self.stood_in} in the place of unusable samples"
+            )
+        for name, lost in self.by_source(names).items():
+            number = names.index(name)
+            causes = [f"{count} {cause} (first: {self.first[number, cause]})" for cause, count in lost.items()]
+            out.append(f"{name}: not used: {', '.join(causes)}")
+        for number, count in sorted(self.retries.items()):
+            out.append(f"{names[number]}: {count} connections taken up again")
+        return out

@@ -1,0 +1,199 @@
+"""What happens between the steps of open_clip's own loop: diagnostics, checkpoints, stopping, going on exactly.
+
+Stock `main` is left as it is; it calls the functions of `Loop` where it would call its own. Its saving is switched
+off, since it is neither atomic nor able to go on within an epoch.
+"""
+
+import contextlib
+import functools
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from . import checkpoints, host_train, rng
+from .monitor import Monitor, progress_bar
+from .stops import Agreement, Stopped
+
+
+class Loop:
+    """One training run.
+
+    Arguments:
+        args: open_clip's arguments and ours.
+        evaluate: open_clip's `evaluate` or one with its signature.
+        keep_rng: whether validation leaves the random numbers of training alone. Stock's does not, and plain models
+            are to train as they do there.
+    """
+
+    def __init__(self, args: Any, evaluate: Callable, keep_rng: bool):
+        self.args = args
+        self.monitor = Monitor(args)
+        self.stock_evaluate, self.keep_rng = evaluate, keep_rng
+        self.resumed: dict[str, Any] | None = None  # the `training` part of the checkpoint, until it was used
+        self.samples_seen = 0
+        self.saving = False
+
+    @functools.cached_property
+    def agreement(self) -> Agreement:
+        return Agreement(self.args)
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.args.checkpoint_path)
+
+    # What `main` calls, in its order.
+
+    def get_latest_checkpoint(self, path: str, remote: bool) -> str | None:
+        if remote:
+            return host_train.stock_get_latest_checkpoint(path, remote)
+        found = checkpoints.newest_good(Path(path))
+        return str(found) if found else None
+
+    def pt_load(self, path: str, map_location: Any = None) -> dict:
+        """The checkpoint to resume from. Those of stock open_clip are taken as well."""
+        local = Path(path).is_file()
+        checkpoint = checkpoints.load(Path(path)) if local else host_train.stock_pt_load(path, map_location)
+        if "state_dict" in checkpoint:
+            checkpoint["state_dict"] = host_train.plain_names(checkpoint["state_dict"])
+            self.resumed = checkpoint.get("training")
+        return checkpoint
+
+    def train_one_epoch(
+        self,
+        model: Any,
+        data: dict,
+        loss: Any,
+        epoch: int,
+        optimizer: Any,
+        scaler: Any,
+        *rest: Any,
+        tb_writer: Any = None,
+    ) -> None:
+        if self.args.save_logs:
+            self.saving, self.args.save_logs = True, False  # see above
+        self.agreement.expect_steps(running=False)
+        train = data["train"]
+        first = self._first_batch(train.dataloader.num_batches)
+        restored, self.resumed = self.resumed, None
+
+        def save(batches: int) -> None:
+            complete = batches == train.dataloader.num_batches
+            self._save(model, optimizer, scaler, *((epoch + 1, 0) if complete else (epoch, batches)))
+
+        def between_steps(batches: Any) -> Iterator[tuple[int, Any]]:
+            iterator = iter(batches)
+            if first and not supports_position:
+                logging.info("Passing over %d batches that were seen before the restart.", first)
+                for _ in range(first):
+                    next(iterator)
+            if restored and len(restored["rng"]) == self.args.world_size:
+                rng.restore(restored["rng"][self.args.rank])
+            yield from self._steps(iterator, epoch, first, batches.num_batches, tb_writer, save)
+
+        supports_position = hasattr(train, "position")  # our loaders go on at any batch; others are wound forward
+        if first and supports_position:
+            train = SimpleNamespace(
+                dataloader=train.dataloader, set_epoch=functools.partial(train.set_epoch, first_batch=first)
+            )
+        with host_train.steps(train.dataloader, between_steps):
+            host_train.stock_train_one_epoch(
+                model, {**data, "train": train}, loss, epoch, optimizer, scaler, *rest, tb_writer=tb_writer
+            )
+        self.agreement.expect_steps(running=False)
+        complete = epoch + 1
+        wanted = self.args.save_frequency > 0 and complete % self.args.save_frequency == 0
+        if wanted or complete == self.args.epochs or self.agreement.wants_stop:
+            save(train.dataloader.num_batches)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict:
+        before = rng.state() if self.keep_rng else None
+        self.args.save_logs = self.saving or self.args.save_logs
+        try:
+            return self.stock_evaluate(*args, **kwargs)
+        finally:
+            if "train" in args[1]:
+                self.args.save_logs = False
+            if before is not None:
+                rng.restore(before)
+
+    # What these are made of.
+
+    def _first_batch(self, batches: int) -> int:
+        """The batch of the epoch to go on at: what was seen of it before, in batches of now."""
+        if not self.resumed:
+            return 0
+        self.samples_seen = self.resumed["samples_seen"]
+        seen = self.resumed["samples_in_epoch"]
+        first = seen // (self.args.batch_size * self.args.world_size) // self.args.accum_freq * self.args.accum_freq
+        if seen:
+            how = "with fresh draws" if self.args.dataset_resampled else "with the samples that were left"
+            logging.info("Resuming within the epoch at batch %d of %d, %s.", first, batches, how)
+        if len(self.resumed["rng"]) != self.args.world_size:
+            logging.info(
+                "Resuming on %d ranks a run of %d: samples seen are carried over, random numbers start anew.",
+                self.args.world_size,
+                len(self.resumed["rng"]),
+            )
+        return min(first, batches)
+
+    def _steps(
+        self, iterator: Iterator, epoch: int, first: int, batches: int, tb_writer: Any, save: Callable[[int], None]
+    ) -> Iterator[tuple[int, Any]]:
+        args, accum = self.args, self.args.accum_freq
+        per_epoch = batches // accum
+        with contextlib.closing(progress_bar(args, epoch, batches, first)) as bar:
+            for i, batch in enumerate(iterator, first):
+                in_epoch = i // accum
+                step = epoch * per_epoch + in_epoch
+                logged = in_epoch % args.log_every_n_steps == 0 or in_epoch + 1 == per_epoch
+                self.monitor.loss.before_step(step, logged)
+                yield i, batch
+                self.samples_seen += args.batch_size * args.world_size
+                bar.update(args.batch_size * args.world_size)
+                if (i + 1) % accum:
+                    continue
+                if i + 1 == first + accum:
+                    self.agreement.expect_steps(running=True)
+                if logged:
+                    self.monitor.report(step, tb_writer)
+                stop, wants_save = self.agreement.after_step()
+                if i + 1 < batches and (stop or wants_save):  # else the epoch's own checkpoint follows at once
+                    save(i + 1)
+                    if stop:
+                        self.agreement.mark("stopped", f"step {step + 1}")
+                        raise Stopped(f"Stopped on request behind step {step + 1}; start again with --resume latest.")
+
+    def _save(self, model: Any, optimizer: Any, scaler: Any, epochs: int, batches: int) -> None:
+        """On every rank: a checkpoint of `epochs` complete epochs and `batches` of the next one."""
+        self.monitor.check()
+        states = self.agreement.gather(rng.state())
+        self.agreement.saved()
+        if not self.saving:
+            return
+        checkpoint = {
+            "epoch": epochs,
+            "name": self.args.name,
+            "state_dict": host_train.innermost(model).state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "training": {
+                "samples_seen": self.samples_seen,
+                "samples_in_epoch": batches * self.args.batch_size * self.args.world_size,
+                "rng": states,
+            },
+        }
+        if scaler is not None:
+            checkpoint["scaler"] = scaler.state_dict()
+        path = self.folder / checkpoints.file_name(epochs, batches)
+        if not checkpoints.save(checkpoint, path):
+            return
+        logging.info("Saved %s, %d samples seen.", path, self.samples_seen)
+        if self.args.keep_most_recent:
+            latest = path.with_name("epoch_latest.pt")
+            with contextlib.suppress(FileNotFoundError):
+                latest.unlink()
+            os.link(path, latest)
+        if checkpoints.fault(path) is None:
+            checkpoints.prune(self.folder, path, keep_every_epoch=not self.args.delete_previous_checkpoint)

@@ -1,0 +1,83 @@
+"""torch.compile, torch.export and torch.jit.trace: the same results as eager, in one graph."""
+
+import pytest
+import torch
+from helpers import assert_close, assert_same_gradients, gradients, make_batch, make_model, mini_config, objective
+
+
+def mini(output_dict: bool):
+    model = make_model("PCMEpp-tiny", output_dict=output_dict, **mini_config())
+    text = torch.randint(1, 60, (3, 8))
+    text[:, 5] = 63
+    return model, (torch.randn(3, 3, 8, 8), text)
+
+
+def named(out) -> dict:
+    return out if isinstance(out, dict) else dict(enumerate(out))
+
+
+def run(model, function, batch):
+    out = named(function(*batch))
+    model.zero_grad()
+    total = objective({str(key): value for key, value in out.items()})
+    total.backward()
+    return out, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("output_dict", [True, False])
+def test_compile_full_graph(output_dict, checkpointing):
+    model, batch = mini(output_dict)
+    model.set_grad_checkpointing(checkpointing)
+    eager = run(model, model, batch)
+    compiled = run(model, torch.compile(model, fullgraph=True, backend="aot_eager"), batch)
+    assert_close(compiled[0], eager[0], tolerance=2e-6)
+    assert_same_gradients(compiled[1], eager[1], tolerance=2e-5)
+
+
+def test_compile_to_machine_code():
+    """The default backend, forward only and on the smallest model: it compiles for a minute and more otherwise."""
+    model, batch = mini(output_dict=True)
+    with torch.no_grad():
+        assert_close(torch.compile(model, fullgraph=True)(*batch), model(*batch), tolerance=2e-6)
+
+
+def test_compile_takes_cut_texts_of_changing_length():
+    model, (image, text) = mini(output_dict=True)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        for length in (8, 7, 6):
+            assert_close(compiled(image, text[:, :length]), model(image, text[:, :length]), tolerance=2e-6)
+
+
+@pytest.mark.parametrize("output_dict", [True, False])
+def test_export(output_dict, tmp_path):
+    model = make_model("PCMEpp-tiny", output_dict=output_dict).eval()
+    batch, other = make_batch(model), make_batch(model, seed=7)
+    torch.export.save(torch.export.export(model, batch), tmp_path / "model.pt2")
+    program = torch.export.load(tmp_path / "model.pt2").module()
+    with torch.no_grad():
+        assert_close(named(program(*other)), named(model(*other)), tolerance=2e-6)
+
+
+@pytest.mark.parametrize("output_dict", [True, False])
+def test_trace(output_dict):
+    model = make_model("PCMEpp-tiny", output_dict=output_dict).eval()
+    batch, other = make_batch(model), make_batch(model, seed=7)
+    with torch.no_grad():
+        traced = torch.jit.trace(model, batch, strict=False)
+        assert_close(named(traced(*other)), named(model(*other)), tolerance=2e-6)
+
+
+def test_gradients_helper_sees_a_difference():
+    model, batch = mini(output_dict=True)
+    first = gradients(model, model(*batch))
+    with torch.no_grad():
+        model.uncertainty_text_projection.mul_(1.01)
+    with pytest.raises(AssertionError):
+        assert_same_gradients(gradients(model, model(*batch)), first)

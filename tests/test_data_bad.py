@@ -1,0 +1,285 @@
+"""Every kind of bad input: what comes through, what is counted, and what ends a run."""
+
+import io
+import json
+import logging
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from shard_maker import arguments, captions, flat, load, pair, picture, serve, write_shards, write_tar
+
+from pcmepp_openclip.data import causes
+from pcmepp_openclip.data.count import count_shard
+from pcmepp_openclip.data.decode import MAX_PIXELS, BadImage, decode_image
+
+
+def bomb() -> bytes:
+    """A PNG of a few bytes that says it has 40,000 x 40,000 pixels."""
+    small = bytearray(picture(format="PNG"))
+    small[16:24] = (40_000).to_bytes(4, "big") * 2
+    small[29:33] = zlib.crc32(small[12:29]).to_bytes(4, "big")
+    return bytes(small)
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n"
+
+BAD_SAMPLES = {
+    causes.NO_IMAGE: lambda key: {f"{key}.txt": b"text"},
+    causes.NO_CAPTION: lambda key: {f"{key}.jpg": picture()},
+    causes.EMPTY_CAPTION: lambda key: pair(key, " \n "),
+    causes.NOT_UTF8: lambda key: pair(key, b"caf\xe9"),
+    causes.BROKEN_IMAGE: lambda key: pair(key, image=picture(size=(200, 200))[:900]),
+    causes.UNKNOWN_FORMAT: lambda key: pair(key, image=EPS),
+    causes.HUGE_IMAGE: lambda key: pair(key, image=bomb()),
+    causes.HUGE_FILE: lambda key: pair(key, "x" * (1 << 20) + "x"),
+}
+
+
+def write_bad(folder, cause, shards=4, good=10, bad=3):
+    """Shards in which `bad` samples of a kind stand among the good ones; the good keys."""
+    keys = []
+    for number in range(shards):
+        samples = [BAD_SAMPLES[cause](f"{number}bad{i}") for i in range(bad)]
+        for i in range(good):
+            keys.append(f"{number}good{i}")
+            samples.insert(2 * i, pair(keys[-1]))
+        write_tar(folder / f"{number:05d}.tar", samples)
+    return f"{folder}/{{00000..{shards - 1:05d}}}.tar", [f"caption {key}" for key in keys]
+
+
+@pytest.mark.parametrize("cause", BAD_SAMPLES)
+@pytest.mark.parametrize("resampled", [False, True])
+def test_bad_samples_are_skipped_and_counted(tmp_path, cause, resampled):
+    pattern, good = write_bad(tmp_path, cause)
+    (tmp_path / "sizes.json").write_text(json.dumps({f"{i:05d}.tar": 13 for i in range(4)}))
+    data = load(arguments(pattern, dataset_resampled=resampled, train_num_samples=300 if resampled else None))
+    seen = flat(data)
+    assert set(seen) <= set(good) and len(set(seen)) >= (35 if resampled else 40)
+    lost = data.dataloader.last.by_source([tmp_path.name])[tmp_path.name]
+    assert set(lost) == {cause}
+    if not resampled:
+        assert lost == {cause: 12}
+        assert len(seen) == 52 and data.dataloader.last.stood_in == 12
+
+
+@pytest.mark.parametrize("cause", BAD_SAMPLES)
+def test_counting_finds_them_and_an_exact_pass_then_repeats_nothing(tmp_path, cause):
+    from pcmepp_openclip.data.command import main
+
+    pattern, good = write_bad(tmp_path, cause)
+    assert main(["count", pattern, "--workers", "2"]) == 0
+    assert json.loads((tmp_path / "sizes.json").read_text()) == {f"{i:05d}.tar": 10 for i in range(4)}
+    data = load(arguments(pattern))
+    assert sorted(flat(data)) == sorted(good)
+    assert not data.dataloader.last.lost and not data.dataloader.last.stood_in
+
+
+def test_duplicate_keys_are_used_once(tmp_path):
+    samples = [pair("a"), pair("b"), list(pair("b", "again").items()), pair("c"), pair("a", "again")]
+    write_tar(tmp_path / "0.tar", samples)
+    count = count_shard(str(tmp_path / "0.tar"), MAX_PIXELS)
+    assert (count.samples, count.usable, count.unusable) == (5, 3, {causes.DUPLICATE_KEY: [2, 4]})
+    data = load(arguments(str(tmp_path / "0.tar"), train_num_samples=3, batch_size=3))
+    assert sorted(flat(data)) == ["caption a", "caption b", "caption c"]
+
+
+@pytest.mark.parametrize(
+    "image, pixel",
+    [
+        (picture(mode="CMYK"), None),
+        (picture(mode="L"), None),
+        (picture(mode="RGBA", format="PNG"), None),
+        (picture(mode="P", format="PNG"), None),
+        (picture(mode="P", format="PNG", transparency=bytes(range(200))), None),
+        (picture(mode="1", format="PNG"), None),
+        (picture(mode="LA", format="PNG"), None),
+        (picture(format="WEBP"), None),
+        (picture(format="GIF"), None),
+    ],
+)
+def test_odd_modes_become_what_pillow_makes_of_them(image, pixel):
+    slow = Image.open(io.BytesIO(image)).convert("RGBA").convert("RGB")
+    if Image.open(io.BytesIO(image)).mode == "CMYK":
+        slow = Image.open(io.BytesIO(image)).convert("RGB")
+    ours = decode_image(image)
+    assert ours.mode == "RGB" and np.array_equal(np.asarray(ours), np.asarray(slow))
+
+
+def test_16_bits_are_scaled_not_clipped():
+    values = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    file = io.BytesIO()
+    Image.fromarray(values).save(file, "PNG")
+    assert Image.open(io.BytesIO(file.getvalue())).mode.startswith("I")
+    assert np.array_equal(np.asarray(decode_image(file.getvalue()))[..., 0], values // 256)
+
+
+@pytest.mark.parametrize("format", ["WEBP", "GIF", "PNG"])
+def test_of_an_animation_the_first_frame_is_used(format):
+    frames = [Image.new("RGB", (9, 9), color) for color in ("red", "blue", "green")]
+    file = io.BytesIO()
+    frames[0].save(
+        file, format, save_all=True, append_images=frames[1:], **({"lossless": True} if format == "WEBP" else {})
+    )
+    assert np.array_equal(np.asarray(decode_image(file.getvalue())), np.asarray(frames[0]))
+
+
+def test_a_bomb_is_not_decoded():
+    with pytest.raises(BadImage) as error:
+        decode_image(bomb())
+    assert error.value.cause == causes.HUGE_IMAGE
+    with pytest.raises(BadImage):
+        decode_image(picture(size=(30, 30)), max_pixels=899)
+    decode_image(picture(size=(30, 30)), max_pixels=900)
+
+
+def test_a_postscript_image_starts_no_program(tmp_path, monkeypatch):
+    """Pillow hands EPS to Ghostscript, whatever the file is called."""
+    program = tmp_path / "gs"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr("PIL.EpsImagePlugin.gs_binary", None)
+    with pytest.raises(OSError):
+        Image.open(io.BytesIO(EPS)).load()
+    assert (tmp_path / "ran").exists(), "this is what must not happen in ours"
+    (tmp_path / "ran").unlink()
+    with pytest.raises(BadImage):
+        decode_image(EPS)
+    assert not (tmp_path / "ran").exists()
+
+
+def damage_truncated(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 6 // 10])
+
+
+def damage_missing(path):
+    path.unlink()
+
+
+def damage_not_a_tar(path):
+    path.write_bytes(b"<html>404</html>" * 1000)
+
+
+def damage_empty(path):
+    path.write_bytes(b"")
+
+
+DAMAGES = {
+    causes.TRUNCATED_SHARD: damage_truncated,
+    causes.MISSING_SHARD: damage_missing,
+    causes.NOT_A_TAR: damage_not_a_tar,
+    causes.NOT_A_TAR + " ": damage_empty,
+}
+
+
+@pytest.mark.parametrize("cause", DAMAGES)
+@pytest.mark.parametrize("resampled, remote", [(False, True), (True, False), (False, False)])
+def test_bad_shards_are_skipped_and_counted(tmp_path, cause, resampled, remote):
+    pattern = write_shards(tmp_path / "d", [20, 20, 20, 20])
+    (tmp_path / "d/sizes.json").write_text(json.dumps({f"{i:05d}.tar": 20 for i in range(4)}))
+    DAMAGES[cause](tmp_path / "d/00002.tar")
+    with serve(tmp_path) as server:
+        if remote:
+            pattern = f"d={server.url}/d/{{00000..00003}}.tar"
+        number = 300 if resampled else None
+        data = load(arguments(pattern, dataset_resampled=resampled, train_num_samples=number, workers=2))
+        seen = flat(data)
+    whole = {caption for caption in seen if not caption.startswith("caption 002")}
+    assert len(whole) >= 57 if resampled else len(whole) == 60
+    lost = data.dataloader.last.by_source(["d"])["d"]
+    assert set(lost) == {cause.strip()}
+    if not resampled:
+        assert len(seen) == 80
+        came = len(set(seen)) - 60
+        assert lost[cause.strip()] == 20 - came  # all that was lost is counted
+        assert 5 <= came <= 15 if cause == causes.TRUNCATED_SHARD else came == 0
+
+
+def test_a_server_that_drops_the_connection_loses_nothing(tmp_path):
+    write_shards(tmp_path / "d", [20, 20])
+    (tmp_path / "d/sizes.json").write_text(json.dumps({"00000.tar": 20, "00001.tar": 20}))
+    with serve(tmp_path) as server:
+        server.drops["/d/00001.tar"] = 2
+        data = load(arguments(f"d={server.url}/d/{{00000..00001}}.tar"))
+        assert len(set(flat(data))) == 40
+    last = data.dataloader.last
+    assert not last.lost and last.retries[0] == 2
+
+
+def test_a_server_that_stays_away_is_counted(tmp_path):
+    write_shards(tmp_path / "d", [20, 20])
+    (tmp_path / "d/sizes.json").write_text(json.dumps({"00000.tar": 20, "00001.tar": 20}))
+    with serve(tmp_path) as server:
+        server.drops["/d/00001.tar"] = 10**6
+        data = load(arguments(f"d={server.url}/d/{{00000..00001}}.tar", "--train-data-retries", "1"))
+        seen = set(flat(data))
+    assert {caption for caption in seen if caption.startswith("caption 000")} == {
+        f"caption 000{i:05d}" for i in range(20)
+    }
+    assert set(data.dataloader.last.by_source(["d"])["d"]) == {causes.LOST_SHARD}
+
+
+def test_wrong_sizes_are_noticed(tmp_path):
+    pattern = write_shards(tmp_path / "d", [10, 10])
+    (tmp_path / "d/sizes.json").write_text(json.dumps({"00000.tar": 14, "00001.tar": 6}))
+    data = load(arguments(pattern))
+    assert len(flat(data)) == 20
+    lost = data.dataloader.last.by_source(["d"])["d"]
+    assert lost == {causes.FEWER_THAN_COUNTED: 4, causes.MORE_THAN_COUNTED: 1}
+
+
+@pytest.mark.parametrize("resampled, workers", [(False, 0), (True, 0), (True, 2)])
+@pytest.mark.parametrize("cause", [causes.NO_CAPTION, causes.BROKEN_IMAGE])
+def test_a_source_with_nothing_usable_ends_the_run_with_the_cause(tmp_path, resampled, workers, cause):
+    """Where stock open_clip reads on for ever."""
+    for number in range(3):
+        write_tar(tmp_path / f"d/{number}.tar", [BAD_SAMPLES[cause](f"{number}{i}") for i in range(5)])
+    (tmp_path / "d/sizes.json").write_text(json.dumps({f"{i}.tar": 5 for i in range(3)}))
+    args = arguments(
+        f"{tmp_path}/d/{{0..2}}.tar", "--train-data-max-empty-shards", "4", dataset_resampled=resampled, workers=workers
+    )
+    with pytest.raises(ValueError, match=f"'d' gave nothing usable in 4 shards in a row: .*{cause}") as error:
+        captions(load(args))
+    assert "\n" not in str(error.value)
+
+
+def test_the_share_of_bad_samples_that_ends_a_run_is_a_setting(tmp_path):
+    pattern, _ = write_bad(tmp_path / "d", causes.BROKEN_IMAGE)
+    (tmp_path / "d/sizes.json").write_text(json.dumps({f"{i:05d}.tar": 13 for i in range(4)}))
+    assert captions(load(arguments(pattern)))
+    with pytest.raises(ValueError, match=r"--train-data-max-bad 0.1 allows: .*broken image"):
+        captions(load(arguments(pattern, "--train-data-max-bad", "0.1")))
+
+
+def test_details_once_each_and_a_summary_each_epoch(tmp_path, caplog):
+    pattern, _ = write_bad(tmp_path / "d", causes.BROKEN_IMAGE)
+    (tmp_path / "d/sizes.json").write_text(json.dumps({f"{i:05d}.tar": 13 for i in range(4)}))
+    data = load(arguments(pattern, workers=2))
+    caplog.set_level(logging.INFO)
+    for epoch in range(3):
+        data.set_epoch(epoch)
+        captions(data)
+    details = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert len(details) == 1 and "broken image" in details[0].getMessage()
+    summaries = [r.getMessage() for r in caplog.records if "not used" in r.getMessage()]
+    assert len(summaries) == 3 and all("broken image" in line for line in summaries)
+
+
+def test_an_endless_word_does_not_hold_up_the_tokenizer(tmp_path):
+    import open_clip
+    from open_clip_train.data import get_data as stock
+
+    from pcmepp_openclip.data import get_data
+
+    write_tar(tmp_path / "0.tar", [pair("a", "z" * 900_000), pair("b"), pair("c"), pair("d")])
+    args = arguments(str(tmp_path / "0.tar"), train_num_samples=4)
+    tokenizer = open_clip.get_tokenizer("PCMEpp-tiny")
+    from shard_maker import to_tensor
+
+    data = get_data(stock, args, (to_tensor, to_tensor), tokenizer=tokenizer)["train"]
+    ((_, texts),) = list(data.dataloader)
+    expected = tokenizer(["z" * 16 * 77])[0]
+    assert any(torch.equal(row, expected[: len(row)]) for row in texts)

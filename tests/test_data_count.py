@@ -1,0 +1,180 @@
+"""Counting and checking: what is written, what is said, and that stock open_clip can use it."""
+
+import json
+import os
+import re
+
+import pytest
+from open_clip_train.data import get_dataset_size
+from shard_maker import arguments, flat, load, pair, picture, serve, write_shards, write_tar
+
+from pcmepp_openclip import cli
+from pcmepp_openclip.data import check
+from pcmepp_openclip.data.setup import set_up
+
+
+def test_count_writes_what_stock_open_clip_reads(tmp_path, capsys):
+    pattern = write_shards(tmp_path / "d", [7, 3, 12])
+    assert cli.main(["data", "count", pattern]) == 0
+    assert get_dataset_size(pattern) == (22, 3)
+    assert "22 usable pairs of 22 samples in 3 shards" in capsys.readouterr().out
+
+
+def test_the_report(tmp_path, capsys):
+    samples = [
+        pair("a", "one two three", picture(size=(40, 30))),
+        pair("b", "one", picture(size=(100, 90))),
+        {"c.txt": b"no image"},
+        pair("d", ""),
+        pair("e", image=picture()[:100]),
+    ]
+    write_tar(tmp_path / "0.tar", samples)
+    assert cli.main(["data", "count", str(tmp_path / "0.tar")]) == 0
+    report = json.loads((tmp_path / "sizes.report.json").read_text())
+    assert (report["samples"], report["usable"]) == (5, 2)
+    assert report["unusable"] == {"no image": 1, "empty caption": 1, "broken image": 1}
+    assert report["bytes"] == sum(len(data) for sample in samples for data in sample.values())
+    assert (report["shorter_side_pixels"]["least"], report["shorter_side_pixels"]["most"]) == (30, 90)
+    assert (report["caption_words"]["least"], report["caption_words"]["most"]) == (1, 3)
+    assert report["shards"]["0.tar"]["unusable"] == {"no image": [2], "empty caption": [3], "broken image": [4]}
+    out = capsys.readouterr().out
+    assert "2 usable pairs of 5" in out and "1 broken image" in out and "pixels: least 30" in out
+
+
+def test_a_progress_bar_goes_to_stderr(tmp_path, capsys):
+    cli.main(["data", "count", write_shards(tmp_path / "d", [1, 1])])
+    assert "2/2" in capsys.readouterr().err
+
+
+def test_bad_shards_are_counted_up_to_their_end_and_said(tmp_path, capsys):
+    pattern = write_shards(tmp_path / "d", [20, 20, 20])
+    damaged = tmp_path / "d/00001.tar"
+    damaged.write_bytes(damaged.read_bytes()[: damaged.stat().st_size // 2 + 100])
+    (tmp_path / "d/00002.tar").unlink()
+    assert cli.main(["data", "count", pattern]) == 1
+    sizes = json.loads((tmp_path / "d/sizes.json").read_text())
+    assert sizes["00000.tar"] == 20 and 5 < sizes["00001.tar"] < 20 and sizes["00002.tar"] == 0
+    out = capsys.readouterr().out
+    assert "truncated shard" in out and "missing shard" in out
+    data = load(arguments(pattern))
+    assert len(set(flat(data))) == 20 + sizes["00001.tar"]
+
+
+def test_the_total_is_the_sum_over_sources_equal_basenames_included(tmp_path):
+    patterns = [write_shards(tmp_path / name, counts) for name, counts in [("a", [5, 6]), ("b", [50, 60]), ("c", [1])]]
+    for pattern in patterns:
+        cli.main(["data", "count", pattern])
+    assert set_up(arguments("::".join(patterns))).samples == 122
+
+
+def test_shards_in_several_folders_have_a_manifest_each(tmp_path):
+    write_shards(tmp_path / "a", [5])
+    write_shards(tmp_path / "b", [7])
+    pattern = f"{tmp_path}/{{a,b}}/00000.tar"
+    cli.main(["data", "count", pattern])
+    assert json.loads((tmp_path / "b/sizes.json").read_text()) == {"00000.tar": 7}
+    assert set_up(arguments(pattern)).samples == 12
+
+
+def test_counting_a_part_keeps_the_rest(tmp_path):
+    pattern = write_shards(tmp_path, [5, 6, 7])
+    cli.main(["data", "count", pattern])
+    write_tar(tmp_path / "00001.tar", [pair("x")])
+    cli.main(["data", "count", str(tmp_path / "00001.tar")])
+    assert json.loads((tmp_path / "sizes.json").read_text()) == {"00000.tar": 5, "00001.tar": 1, "00002.tar": 7}
+
+
+def test_counts_of_pipes_go_to_a_file_that_training_is_given(tmp_path, capsys):
+    write_shards(tmp_path / "d", [5, 6])
+    pattern = f"p=pipe:cat {tmp_path}/d/{{00000..00001}}.tar"
+    assert cli.main(["data", "count", pattern]) == 2
+    assert "--output p.sizes.json" in capsys.readouterr().err
+    output = tmp_path / "p.sizes.json"
+    assert cli.main(["data", "count", pattern, "--output", str(output)]) == 0
+    assert set_up(arguments(pattern, "--train-data-sizes", f"p={output}")).samples == 11
+
+
+def test_an_uncounted_source_is_an_error_with_a_command_that_cures_it(tmp_path):
+    pattern = write_shards(tmp_path / "d", [5, 6])
+    with pytest.raises(ValueError, match="was not counted") as error:
+        check(arguments(pattern))
+    command = re.search(r"`pcmepp (.*?) '(.*?)'`", str(error.value))
+    assert cli.main([*command[1].split(), command[2]]) == 0
+    check(arguments(pattern))
+    os.remove(tmp_path / "d/sizes.json")
+    check(arguments(pattern, train_num_samples=11))
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        ("[1, 2]", "not a sizes.json"),
+        ('{"00000.tar": "__import__(1)"}', "not a sizes.json"),
+        ('{"00000.tar": -3}', "not a sizes.json"),
+        ('{"00000.tar": true}', "not a sizes.json"),
+        ('{"00000.tar"', "not JSON"),
+        ('{"other.tar": 3}', "does not list 00000.tar"),
+        ('{"00000.tar": 0}', "no usable sample"),
+        ("[" * 100_000, "not JSON"),
+    ],
+)
+def test_manifests_that_cannot_be(tmp_path, content, said):
+    pattern = write_shards(tmp_path / "d", [2])
+    (tmp_path / "d/sizes.json").write_text(content)
+    with pytest.raises(ValueError, match=said):
+        set_up(arguments(pattern))
+
+
+def test_check_finds_sources_that_do_not_exist(tmp_path):
+    good = write_shards(tmp_path / "a", [3])
+    with pytest.raises(ValueError, match=r"--train-data: no shard of source 'b' exists, the first would be .*/0.tar"):
+        check(arguments(f"{good}::b={tmp_path}/nowhere/{{0..9}}.tar", train_num_samples=1))
+    with serve(tmp_path) as server, pytest.raises(ValueError, match=r"source 'b' can be read .*404"):
+        check(arguments(f"{good}::b={server.url}/nowhere/{{0..9}}.tar", train_num_samples=1))
+
+
+@pytest.mark.parametrize(
+    "samples, said",
+    [
+        ([{"a.jpg": picture(), "a.json": b"{}"}], r"hold \.jpg, \.json \(no caption\)"),
+        ([{"a.gif": b"1", "a.txt": b"x"}], r"hold \.gif, \.txt \(no image\)"),
+        ([pair("a", b"\xff\xfe")], "caption not UTF-8"),
+        ([pair("a", image=b"no")], "unknown image format"),
+        ([], "not a tar|holds no files"),
+    ],
+)
+def test_check_says_what_the_first_shard_holds_instead(tmp_path, samples, said):
+    write_tar(tmp_path / "d/0.tar", samples)
+    with pytest.raises(ValueError, match=said) as error:
+        check(arguments(str(tmp_path / "d/0.tar"), train_num_samples=1))
+    assert "'d'" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_check_wants_enough_shards_for_workers_and_ranks(tmp_path):
+    pattern = write_shards(tmp_path / "d", [2] * 5)
+    cli.main(["data", "count", pattern])
+    check(arguments(pattern, workers=5))
+    with pytest.raises(ValueError, match=r"--workers 3 on 2 ranks .* 6 shards .* has 5: use --workers 2"):
+        check(arguments(pattern, workers=3, world_size=2))
+    check(arguments(pattern, workers=3, world_size=2, dataset_resampled=True))
+
+
+def test_the_command_checks_alone_and_fully(tmp_path, capsys):
+    pattern = write_shards(tmp_path / "d", [9] * 4)
+    assert cli.main(["data", "check", pattern]) == 0
+    assert "not counted: run `pcmepp data count" in capsys.readouterr().out
+    cli.main(["data", "count", pattern])
+    assert cli.main(["data", "check", pattern, "--full"]) == 0
+    damaged = tmp_path / "d/00002.tar"
+    damaged.write_bytes(damaged.read_bytes()[:5000])
+    assert cli.main(["data", "check", pattern]) == 0
+    assert cli.main(["data", "check", pattern, "--full"]) == 1
+    assert "00002.tar: sizes.json says 9" in capsys.readouterr().out
+    assert cli.main(["data", "check", pattern, "--workers", "2", "--ranks", "4"]) == 2
+    assert "would need at least 8 shards" in capsys.readouterr().err
+
+
+def test_other_kinds_of_data_are_left_to_open_clip(tmp_path):
+    check(arguments(str(tmp_path / "x.csv"), dataset_type="csv"))
+    check(arguments(str(tmp_path / "x.csv"), dataset_type="auto"))
+    check(arguments("", dataset_type="synthetic"))

@@ -1,0 +1,124 @@
+"""Mixing by samples: the realised shares against the wanted ones."""
+
+import json
+import random
+
+import pytest
+from shard_maker import arguments, flat, load, write_shards, write_tar
+
+from pcmepp_openclip.data.batches import Lane
+from pcmepp_openclip.data.mixing import Mixer, natural_mix, parse_mix
+from pcmepp_openclip.data.setup import set_up
+from pcmepp_openclip.data.training import make_job
+
+
+def write_source(folder, counts, size=1):
+    """Shards whose images are a few bytes: what is read here is never decoded."""
+    for number, count in enumerate(counts):
+        write_tar(folder / f"{number}.tar", [{f"{i}.jpg": b"x" * size, f"{i}.txt": b"t"} for i in range(count)])
+    (folder / "sizes.json").write_text(json.dumps({f"{i}.tar": n for i, n in enumerate(counts)}))
+    return f"{folder.name}={folder}/{{0..{len(counts) - 1}}}.tar"
+
+
+def test_shares_hold_over_100_000_samples_with_shards_of_very_different_sizes(tmp_path):
+    sources = [
+        write_source(tmp_path / "cc3m", [3000]),
+        write_source(tmp_path / "cc12m", [7, 1500, 31, 300]),
+        write_source(tmp_path / "redcaps", [50] * 12),
+    ]
+    args = arguments(
+        "::".join(sources),
+        *("--train-data-mix", "cc3m=1,cc12m=1,redcaps=0.5", "--train-data-shuffle", "2000"),
+        dataset_resampled=True,
+        batch_size=100,
+        train_num_samples=100_000,
+    )
+    from shard_maker import Words, to_tensor
+
+    job = make_job(args, set_up(args), to_tensor, Words())
+    assert job.lanes == 24 and job.batches == 1000
+    counts = [0, 0, 0]
+    for lane_number in range(job.lanes):
+        lane = Lane(job, lane_number, epoch=0, first_batch=0)
+        for number in range(lane_number, job.batches, job.lanes):
+            assert number % job.lanes == lane_number
+            for sample in lane._feed.take_batch(job.batch_size):
+                counts[sample.source] += 1
+        lane.close()
+    assert sum(counts) == 100_000
+    for count, wanted in zip(counts, (0.4, 0.4, 0.2), strict=True):
+        assert abs(count / 100_000 - wanted) < 0.01 * wanted
+
+
+def test_the_loader_realises_logs_and_keeps_the_mix_when_samples_are_bad(tmp_path, caplog):
+    caplog.set_level("INFO")
+    write_shards(tmp_path / "a", [200, 3], "a")
+    write_shards(tmp_path / "b", [9] * 5, "b")
+    from shard_maker import pair
+
+    write_tar(tmp_path / "b/00005.tar", [pair(f"bad{i}", image=b"\xff\xd8\xffno") for i in range(9)])
+    (tmp_path / "a/sizes.json").write_text(json.dumps({"00000.tar": 200, "00001.tar": 3}))
+    (tmp_path / "b/sizes.json").write_text(json.dumps({f"{i:05d}.tar": 9 for i in range(6)}))
+    pattern = f"{tmp_path}/a/{{00000..00001}}.tar::{tmp_path}/b/{{00000..00005}}.tar"
+    args = arguments(pattern, "--train-data-mix", "a=1,b=3", dataset_resampled=True, train_num_samples=800, workers=2)
+    seen = flat(load(args))
+    share = sum(caption.startswith("caption b") for caption in seen) / len(seen)
+    assert abs(share - 0.75) < 0.01
+    line = next(
+        record.getMessage()
+        for record in caplog.records
+        if "wanted 75.00 %" in record.getMessage() and "epoch" in record.getMessage()
+    )
+    assert f"b {100 * share:.2f} % (wanted 75.00 %)" in line
+
+
+def test_without_a_mix_every_sample_counts_alike(tmp_path):
+    pattern = "::".join([write_source(tmp_path / "a", [30, 10]), write_source(tmp_path / "b", [5] * 4)])
+    assert set_up(arguments(pattern, dataset_resampled=True)).shares == pytest.approx([40 / 60, 20 / 60])
+    factors = arguments(pattern, dataset_resampled=True, train_data_upsampling_factors="1::4")
+    assert set_up(factors).shares == pytest.approx([40 / 120, 80 / 120])
+
+
+def test_the_mixer_is_never_off_by_more_than_one():
+    shares = [0.5, 0.0, 0.3, 0.2]
+    mixer, counts = Mixer(shares, random.Random(1)), [0] * 4
+    for n in range(1, 2000):
+        counts[mixer.next()] += 1
+        assert all(abs(count - n * share) <= 2 for count, share in zip(counts, shares, strict=True))
+    assert counts[1] == 0
+
+
+@pytest.mark.parametrize(
+    "mix, said",
+    [
+        ("a=1", "add b=NUMBER"),
+        ("a=1,b=x", "NAME=NUMBER"),
+        ("a=1,b=-1", "NAME=NUMBER"),
+        ("a=1,b=nan", "NAME=NUMBER"),
+        ("a=1,c=1", "no source 'c'"),
+        ("a=1,a=1,b=1", "twice"),
+        ("a=0,b=0", "nothing to train on"),
+    ],
+)
+def test_mixes_that_cannot_be(mix, said):
+    with pytest.raises(ValueError, match="--train-data-mix") as error:
+        parse_mix(mix, ["a", "b"])
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("factors, said", [("1", "1 numbers for 2"), ("1::x", "numbers joined"), ("1::-1", "negative")])
+def test_factors_that_cannot_be(factors, said):
+    with pytest.raises(ValueError, match=said):
+        natural_mix([1, 1], factors)
+
+
+def test_flags_that_do_not_go_together(tmp_path):
+    pattern = "::".join([write_source(tmp_path / "a", [4]), write_source(tmp_path / "b", [4])])
+    with pytest.raises(ValueError, match="--train-data-mix needs --dataset-resampled"):
+        set_up(arguments(pattern, "--train-data-mix", "a=1,b=1"))
+    with pytest.raises(ValueError, match="not both"):
+        both = {"dataset_resampled": True, "train_data_upsampling_factors": "1::1"}
+        set_up(arguments(pattern, "--train-data-mix", "a=1,b=1", **both))
+    (tmp_path / "b/sizes.json").unlink()
+    with pytest.raises(ValueError, match=r"'b' was not counted: give --train-data-mix, or run `pcmepp data count"):
+        set_up(arguments(pattern, dataset_resampled=True, train_num_samples=10))

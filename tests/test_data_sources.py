@@ -1,0 +1,180 @@
+"""Where shards may be: every kind of place gives the same samples, and patterns mean what open_clip's mean."""
+
+import json
+import os
+import shutil
+
+import pytest
+from open_clip_train.data import expand_urls
+from shard_maker import arguments, flat, load, serve, write_shards
+
+from pcmepp_openclip.data.sources import parse_sources, shard_key, sibling
+from pcmepp_openclip.data.streams import LostShard, MissingShard, open_shard
+
+
+def test_patterns_expand_as_open_clip_expands_them():
+    pattern = "/a/{00000..00011}.tar::/b/{x,y}/{0..2}.tar::pipe:cat /c/{0..1}.tar"
+    ours = [shard for source in parse_sources(pattern) for shard in source.shards]
+    assert ours == expand_urls(pattern, "1::1::1")[0]
+    assert len(ours) == 12 + 6 + 2
+
+
+def test_names_are_given_or_taken_from_the_folder():
+    sources = parse_sources("cc3m=/a/{0..1}.tar::/data/redcaps/0.tar::https://h/x.tar?sig=1::pipe:A=b cat x.tar")
+    assert [source.name for source in sources] == ["cc3m", "redcaps", "source3", "source4"]
+    assert sources[2].shards == ("https://h/x.tar?sig=1",)
+    assert sources[3].shards == ("pipe:A=b cat x.tar",)
+
+
+@pytest.mark.parametrize(
+    "pattern, said",
+    [
+        ("a=/x/0.tar::a=/y/0.tar", "two sources named 'a'"),
+        ("gs://bucket/0.tar", "pipe:gsutil cat"),
+        ("/x/{0..1.tar", "braces"),
+        ("/nowhere/*.tar", "no shard matches"),
+        ("::", "is empty"),
+        ("/x/{0,0}.tar", "twice"),
+        ("hf://models/x/0.tar", "no known kind"),
+    ],
+)
+def test_patterns_that_cannot_be_understood(pattern, said):
+    with pytest.raises(ValueError, match=r"--train-data.*") as error:
+        parse_sources(pattern)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_star_finds_local_shards_in_order(tmp_path):
+    write_shards(tmp_path, [1, 1, 1])
+    assert [shard_key(shard) for shard in parse_sources(f"{tmp_path}/*.tar")[0].shards] == [
+        "00000.tar",
+        "00001.tar",
+        "00002.tar",
+    ]
+
+
+def test_keys_and_neighbours_of_shards():
+    assert shard_key("pipe:curl -s https://h/d/00001.tar?x=1 | cat") == "00001.tar"
+    assert shard_key("https://h/d/00001.tar?sig=a/b") == "00001.tar"
+    assert sibling("https://h/d/00001.tar?sig=a/b", "sizes.json") == "https://h/d/sizes.json?sig=a/b"
+    assert sibling("hf://datasets/o/n@r/d/0.tar", "sizes.json") == "hf://datasets/o/n@r/d/sizes.json"
+    assert sibling("pipe:cat 0.tar", "sizes.json") is None
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """Two shards with their sizes, and the captions in them."""
+    write_shards(tmp_path / "d", [9, 7])
+    (tmp_path / "d" / "sizes.json").write_text(json.dumps({"00000.tar": 9, "00001.tar": 7}))
+    expected = sorted(flat(load(arguments(f"{tmp_path}/d/{{00000..00001}}.tar"))))
+    assert len(set(expected)) == 16
+    return tmp_path, expected
+
+
+def test_http_reads_the_same_and_its_sizes(shards):
+    root, expected = shards
+    with serve(root) as server:
+        data = load(arguments(f"{server.url}/d/{{00000..00001}}.tar", workers=2))
+        assert sorted(flat(data)) == expected
+
+
+def test_http_with_a_login_in_the_url(shards):
+    root, expected = shards
+    with serve(root, login="Basic dXNlcjpzM2NyM3Q=") as server:  # user:s3cr3t
+        url = server.url.replace("http://", "http://user:s3cr3t@") + "/d/{00000..00001}.tar"
+        assert sorted(flat(load(arguments(url)))) == expected
+
+
+def test_pipes_and_local_files_mix(shards, tmp_path):
+    root, expected = shards
+    sizes = tmp_path / "given.json"
+    sizes.write_text(json.dumps({"00001.tar": 7}))
+    data = load(
+        arguments(f"{root}/d/00000.tar::b=pipe:cat {root}/d/00001.tar", "--train-data-sizes", f"b={sizes}", workers=1)
+    )
+    assert sorted(flat(data)) == expected
+
+
+def test_s3_is_read_by_the_aws_program(shards, monkeypatch):
+    """The real program against a server that answers as S3 does to the two requests of a copy."""
+    assert shutil.which("aws"), "pip install awscli"
+    root, expected = shards
+    (root / "bucket").symlink_to(root / "d")
+    with serve(root) as server:
+        for name, value in {
+            "AWS_ENDPOINT_URL": server.url,
+            "AWS_ACCESS_KEY_ID": "k",
+            "AWS_SECRET_ACCESS_KEY": "s",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }.items():
+            monkeypatch.setenv(name, value)
+        data = load(arguments("s3://bucket/{00000..00001}.tar", workers=2))
+        assert sorted(flat(data)) == expected
+        assert any("/bucket/00001.tar" in path for _, path, _ in server.log)
+
+
+@pytest.fixture
+def hub(shards, monkeypatch):
+    """The addresses of a dataset repo on the Hugging Face Hub, as files of a server."""
+    root, expected = shards
+    (root / "datasets/org/pairs/resolve").mkdir(parents=True)
+    (root / "datasets/org/pairs/resolve/main").symlink_to(root / "d")
+    listing = root / "api/datasets/org/pairs/tree/main"
+    listing.parent.mkdir(parents=True)
+    names = ["00000.tar", "00001.tar", "README.md", "sizes.json"]
+    listing.write_text(json.dumps([{"type": "file", "path": name, "size": 1, "oid": "0" * 40} for name in names]))
+    with serve(root) as server:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
+        monkeypatch.setattr(
+            "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
+            server.url + "/{repo_id}/resolve/{revision}/{filename}",
+        )
+        monkeypatch.setenv("HF_TOKEN", "hf_secret")
+        yield server, expected
+
+
+@pytest.mark.parametrize("pattern", ["{00000..00001}.tar", "*.tar"])
+def test_hugging_face_repos(hub, pattern):
+    server, expected = hub
+    data = load(arguments(f"hf://datasets/org/pairs/{pattern}"))
+    assert sorted(flat(data)) == expected
+    tar = next(headers for _, path, headers in server.log if path.endswith("00001.tar"))
+    assert tar["Authorization"] == "Bearer hf_secret"
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_dropped_connection_is_taken_up_where_it_broke(tmp_path, ranges):
+    data = os.urandom(3_000_000)
+    (tmp_path / "x.tar").write_bytes(data)
+    with serve(tmp_path, ranges=ranges) as server:
+        server.drops["/x.tar"], server.refusals["/x.tar"] = 3, 1
+        retries = []
+        with open_shard(f"{server.url}/x.tar", 5, lambda: retries.append(1)) as file:
+            assert file.read() == data
+        assert len(retries) == 4
+        assert any("Range" in headers for _, _, headers in server.log)
+
+
+def test_places_without_anything(tmp_path):
+    with serve(tmp_path) as server, pytest.raises(MissingShard, match="404"):
+        open_shard(f"{server.url}/x.tar?token=s3cr3t", 5).read()
+    with pytest.raises(LostShard, match="tries"):
+        open_shard("http://127.0.0.1:9/x.tar", 1)
+    with pytest.raises(MissingShard):
+        open_shard(str(tmp_path / "x.tar"))
+
+
+def test_a_command_that_fails_at_its_end_is_run_again_and_then_given_up(tmp_path):
+    with pytest.raises(LostShard, match="exit status 3"):
+        open_shard(f"pipe:echo run >> {tmp_path}/log; exit 3", 1).read()
+    assert (tmp_path / "log").read_text().split() == ["run", "run"]
+
+
+def test_what_a_command_started_ends_when_its_reader_does(tmp_path):
+    file = open_shard(f"pipe:echo $$ > {tmp_path}/pid; yes")
+    file.read(10)
+    pid = int((tmp_path / "pid").read_text())
+    file.close()
+    with pytest.raises(ProcessLookupError):
+        os.killpg(pid, 0)

@@ -1,0 +1,162 @@
+"""A run that is stopped, killed, or stalls goes on as if nothing had been. Real processes, real signals."""
+
+import os
+import random
+import re
+import signal
+import time
+
+import pytest
+import torch
+from ranks import Ranks
+from shards import write_shards
+
+from pcmepp_openclip import checkpoints
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    server = Ranks(tmp_path_factory.mktemp("ranks") / "log")
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_shards(tmp_path_factory.mktemp("shards"), shards=8, samples=16)
+
+
+@pytest.fixture
+def flags(data, tmp_path):
+    """Of a run of 3 epochs with 128 samples each; further flags win."""
+
+    def flags(*more, name="run"):
+        out = ["--model", "PCMEpp-tiny", "--train-data", data, "--train-num-samples", "128", "--dataset-type"]
+        out += ["webdataset", "--batch-size", "8", "--epochs", "3", "--workers", "1", "--precision", "fp32"]
+        out += ["--warmup", "3", "--lr", "1e-3", "--log-every-n-steps", "1", "--resume", "latest"]
+        return [*out, "--logs", tmp_path, "--name", name, *more]
+
+    return flags
+
+
+def log_of(folder):
+    return (folder / "out.log").read_text()
+
+
+def steps_of(folder):
+    """{step: (learning rate, samples of the epoch, loss)} of a run's log, the last word on each step."""
+    out, epoch_steps = {}, None
+    for line in log_of(folder).splitlines():
+        match = re.search(r"Train Epoch: (\d+) \[ *(\d+)/(\d+) .* LR: ([\d.]+) .* Loss: ([\d.]+) \(", line)
+        if match:
+            epoch, samples, total, rate, loss = match.groups()
+            epoch_steps = int(epoch) * int(total) + int(samples)
+            out[epoch_steps] = (float(rate), int(samples), float(loss))
+    return out
+
+
+def wait_for(condition, seconds=120):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def in_middle(folder, epoch=1, samples=48):
+    text = log_of(folder) if (folder / "out.log").exists() else ""
+    return re.search(rf"Train Epoch: {epoch} \[ *{samples}/", text) is not None
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("how", ["TERM", "USR2", "file"])
+def test_a_stop_in_mid_epoch_and_a_resume_change_nothing(ranks, flags, tmp_path, world, how):
+    if world == 1 and how == "USR2":
+        how = "TERM"
+    assert ranks.run(world, flags("--save-frequency", "1", name="whole")) == [0] * world
+    pids = ranks.start(world, flags())
+    run = tmp_path / "run"
+    wait_for(lambda: in_middle(run))
+    if how == "file":
+        (run / "stop").touch()
+    else:
+        os.kill(pids[-1], getattr(signal, f"SIG{how}"))  # to one rank; all stop
+    assert ranks.wait(pids) == [75] * world
+    assert (run / "stopped").exists() and not (run / "stop").exists() and not (run / "done").exists()
+    stopped_at = checkpoints.position(checkpoints.newest_good(run / "checkpoints"))
+    assert stopped_at[0] == 1 and stopped_at[1] > 0
+    assert ranks.run(world, flags()) == [0] * world
+    assert (run / "done").read_text() == "384 samples\n" and not (run / "stopped").exists()
+    whole, resumed = steps_of(tmp_path / "whole"), steps_of(run)
+    assert len(whole) == 3 * 128 // 8 // world and resumed.keys() == whole.keys()
+    for step, (rate, samples, loss) in whole.items():
+        assert resumed[step][:2] == (rate, samples)
+        assert resumed[step][2] == pytest.approx(loss, rel=1e-6), step
+    ends = [torch.load(tmp_path / name / "checkpoints/epoch_3.pt", weights_only=True) for name in ("whole", "run")]
+    for name, tensor in ends[0]["state_dict"].items():
+        assert torch.allclose(tensor, ends[1]["state_dict"][name], rtol=1e-5, atol=1e-7), name
+    assert not any(name.startswith("module.") for name in ends[0]["state_dict"])
+
+
+def test_another_number_of_ranks_carries_the_samples_over(ranks, flags, tmp_path):
+    pids = ranks.start(2, flags())
+    wait_for(lambda: in_middle(tmp_path / "run"))
+    os.kill(pids[0], signal.SIGTERM)
+    assert ranks.wait(pids) == [75, 75]
+    assert ranks.run(1, flags()) == [0]
+    log = log_of(tmp_path / "run")
+    assert "Resuming on 1 ranks a run of 2" in log and (tmp_path / "run/done").read_text() == "384 samples\n"
+
+
+def test_a_second_signal_ends_at_once(ranks, flags, tmp_path):
+    pids = ranks.start(1, flags("--epochs", "300"))
+    wait_for(lambda: in_middle(tmp_path / "run", 0, 16))
+    os.kill(pids[0], signal.SIGSTOP)  # so that it cannot act on the first signal before the second one comes
+    os.kill(pids[0], signal.SIGTERM)
+    os.kill(pids[0], signal.SIGCONT)
+    os.kill(pids[0], signal.SIGSTOP)
+    time.sleep(3.5)
+    os.kill(pids[0], signal.SIGTERM)
+    os.kill(pids[0], signal.SIGCONT)
+    code = ranks.wait(pids)[0]
+    assert code in (-signal.SIGTERM, 75)  # 75 if it had stopped by then
+
+
+def test_thirty_kills(ranks, flags, tmp_path):
+    """A random rank is killed at a random moment, saves included; every restart goes on; the end is the same."""
+    dice = random.Random(0)
+    argv = flags("--epochs", "8", "--save-every-minutes", "0.01", "--delete-previous-checkpoint")
+    run, kills, best = tmp_path / "run", 0, (0, 0)
+    while True:
+        pids = ranks.start(2, argv)
+        if kills < 30:
+            time.sleep(dice.uniform(0.5, 4.0))
+            try:
+                os.kill(dice.choice(pids), signal.SIGKILL)
+                kills += 1
+            except ProcessLookupError:
+                pass
+        codes = ranks.wait(pids)
+        newest = checkpoints.newest_good(run / "checkpoints")
+        reached = checkpoints.position(newest) if newest else (0, 0)
+        assert reached >= best, "work that was saved is lost"
+        best = reached
+        if codes == [0, 0]:
+            if kills >= 30:
+                break
+            (run / "done").unlink()
+            for path in (run / "checkpoints").iterdir():  # it got through: again from the start
+                path.unlink()
+            best = (0, 0)
+    assert (run / "done").read_text() == f"{8 * 128} samples\n"
+    assert torch.load(run / "checkpoints/epoch_8.pt", weights_only=True)["training"]["samples_seen"] == 8 * 128
+    assert [path.name for path in (run / "checkpoints").glob("*.pt")] == ["epoch_8.pt"]
+
+
+def test_a_rank_that_hangs_ends_the_job(ranks, flags, tmp_path):
+    pids = ranks.start(2, flags("--epochs", "300", "--stall-minutes", "0.05"))
+    wait_for(lambda: in_middle(tmp_path / "run", 0, 32))
+    os.kill(pids[1], signal.SIGSTOP)
+    start = time.monotonic()
+    codes = ranks.wait(pids)
+    assert codes[0] not in (0, 75) and codes[1] == -9  # rank 0 gave up; the launcher then killed the other
+    assert time.monotonic() - start < 30

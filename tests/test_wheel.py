@@ -1,0 +1,47 @@
+"""A wheel, installed away from the checkout: configs and launcher are in it."""
+
+import subprocess
+import sys
+
+from helpers import REPO, run_python
+
+CREATE = """
+import pathlib, sys
+import open_clip, pcmepp_openclip
+folder = pathlib.Path(sys.argv[1])
+assert pathlib.Path(pcmepp_openclip.__file__).is_relative_to(folder), pcmepp_openclip.__file__
+assert pcmepp_openclip.MODEL_CONFIGS.is_relative_to(folder), pcmepp_openclip.MODEL_CONFIGS
+model = open_clip.create_model("PCMEpp-tiny")
+print(type(model).__name__, len([name for name in open_clip.list_models() if name.startswith("PCMEpp")]))
+"""
+LAUNCHED = """
+import sys
+assert "pcmepp_openclip" not in sys.modules
+import open_clip
+assert sys.modules["pcmepp_openclip"].__file__.startswith(sys.argv[1])
+print(type(open_clip.create_model("PCMEpp-tiny")).__name__)
+"""
+
+
+def pip(*args: str) -> None:
+    quiet = ["--quiet", "--disable-pip-version-check", "--no-deps"]
+    subprocess.run([sys.executable, "-m", "pip", args[0], *quiet, *args[1:]], check=True)
+
+
+def test_wheel(tmp_path):
+    pip("wheel", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(REPO))
+    (wheel,) = tmp_path.glob("pcmepp_openclip-*-py3-none-any.whl")
+    folder, elsewhere = tmp_path / "installed", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    pip("install", "--target", str(folder), str(wheel))
+    assert len(list((folder / "pcmepp_openclip" / "model_configs").glob("*.json"))) == 5
+    assert not (folder / "tests").exists() and not (folder / "model_configs").exists()
+
+    done = run_python("-c", CREATE, str(folder), cwd=elsewhere, path=str(folder))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["PCMEppCLIP", "5"]
+
+    (elsewhere / "program.py").write_text(LAUNCHED)
+    done = run_python("-m", "pcmepp_openclip", "program.py", str(folder), cwd=elsewhere, path=str(folder))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "PCMEppCLIP"
