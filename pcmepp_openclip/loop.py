@@ -6,6 +6,7 @@ off, since it is neither atomic nor able to go on within an epoch.
 
 import contextlib
 import functools
+import itertools
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from typing import Any
 
 from . import checkpoints, host_train, rng
 from .monitor import Monitor, progress_bar
-from .stops import Agreement, Stopped
+from .stops import Agreement, Stopped, kept_from_children
 
 
 class Loop:
@@ -84,7 +85,7 @@ class Loop:
             self._save(model, optimizer, scaler, *((epoch + 1, 0) if complete else (epoch, batches)))
 
         def between_steps(batches: Any) -> Iterator[tuple[int, Any]]:
-            iterator = iter(batches)
+            iterator = _started(batches)
             if first and not supports_position:
                 logging.info("Passing over %d batches that were seen before the restart.", first)
                 for _ in range(first):
@@ -197,3 +198,11 @@ class Loop:
             os.link(path, latest)
         if checkpoints.fault(path) is None:
             checkpoints.prune(self.folder, path, keep_every_epoch=not self.args.delete_previous_checkpoint)
+
+
+def _started(batches: Any) -> Iterator:
+    """An iterator whose workers have been started, out of the way of the signals that stop a run."""
+    with kept_from_children():
+        iterator = iter(batches)
+        head = list(itertools.islice(iterator, 1))
+    return itertools.chain(head, iterator)

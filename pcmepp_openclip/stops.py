@@ -1,13 +1,16 @@
 """How the ranks of a run agree, between steps, to save or to stop.
 
 TERM or USR2 to any rank, or a file `stop` in the run folder, asks for a stop; the clock of rank 0 asks for a save. A
-handler only takes note. Every few steps the ranks take the maximum of their wishes in one small all-reduce over CPUs,
+signal is only noted. Every few steps the ranks take the maximum of their wishes in one small all-reduce over CPUs,
 which does not wait for a GPU, and so all act at the same step. A second signal ends a process at once.
 """
 
+import contextlib
 import os
 import signal
+import threading
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,17 @@ START_UP = timedelta(hours=1)  # for building, resuming, compiling and evaluatin
 
 
 _set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout  # torch < 2.15
+
+
+@contextlib.contextmanager
+def kept_from_children() -> Iterator[None]:
+    """Processes that are started meanwhile never see the signals: a job's TERM must not kill a rank's data workers
+    before the rank has stopped. What comes in meanwhile is noted afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Stopped(Exception):
@@ -45,15 +59,26 @@ class Agreement:
         self.interval = self.countdown = 1
         self.wants_stop = False
         self.group: Any = dist.new_group(backend="gloo", timeout=START_UP) if args.distributed else None
-        for number in SIGNALS:
-            signal.signal(number, self._note)
+        self._listen()
 
-    def _note(self, number: int, _frame: Any) -> None:
-        if self.first_signal is None:
-            self.first_signal = time.monotonic()
-        elif time.monotonic() - self.first_signal > SAME_REQUEST:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+    def _listen(self) -> None:
+        """Take note of signals in a thread: Python's own handlers wait while a collective does."""
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        for number in SIGNALS:
+            signal.signal(number, lambda _number, _frame: None)
+        signal.set_wakeup_fd(writer)
+        threading.Thread(target=self._note, args=(reader,), daemon=True).start()
+
+    def _note(self, reader: int) -> None:
+        while True:
+            number = os.read(reader, 1)[0]
+            if number not in SIGNALS:
+                continue
+            if self.first_signal is None:
+                self.first_signal = time.monotonic()
+            elif time.monotonic() - self.first_signal > SAME_REQUEST:
+                os._exit(128 + number)
 
     @property
     def stop_file(self) -> Path:

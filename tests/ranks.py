@@ -39,6 +39,9 @@ class Ranks:
     def run(self, world, argv):
         return self.wait(self.start(world, argv))
 
+    def alive(self, pid):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+
     def close(self):
         self.server.stdin.close()
         self.server.wait(timeout=60)

@@ -5,6 +5,7 @@ import random
 import re
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -28,13 +29,17 @@ def data(tmp_path_factory):
 
 @pytest.fixture
 def flags(data, tmp_path):
+    return make_flags(data, tmp_path)
+
+
+def make_flags(data, folder):
     """Of a run of 3 epochs with 128 samples each; further flags win."""
 
     def flags(*more, name="run"):
         out = ["--model", "PCMEpp-tiny", "--train-data", data, "--train-num-samples", "128", "--dataset-type"]
         out += ["webdataset", "--batch-size", "8", "--epochs", "3", "--workers", "1", "--precision", "fp32"]
         out += ["--warmup", "3", "--lr", "1e-3", "--log-every-n-steps", "1", "--resume", "latest"]
-        return [*out, "--logs", tmp_path, "--name", name, *more]
+        return [*out, "--logs", folder, "--name", name, *more]
 
     return flags
 
@@ -67,12 +72,17 @@ def in_middle(folder, epoch=1, samples=48):
     return re.search(rf"Train Epoch: {epoch} \[ *{samples}/", text) is not None
 
 
-@pytest.mark.parametrize("world", [1, 2])
-@pytest.mark.parametrize("how", ["TERM", "USR2", "file"])
-def test_a_stop_in_mid_epoch_and_a_resume_change_nothing(ranks, flags, tmp_path, world, how):
-    if world == 1 and how == "USR2":
-        how = "TERM"
-    assert ranks.run(world, flags("--save-frequency", "1", name="whole")) == [0] * world
+@pytest.fixture(scope="module")
+def undisturbed(ranks, data, tmp_path_factory):
+    """The folder of a run that was never stopped, by its number of ranks."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    for world in (1, 2):
+        assert ranks.run(world, make_flags(data, folder)(name=str(world))) == [0] * world
+    return lambda world: folder / str(world)
+
+
+@pytest.mark.parametrize("world, how", [(1, "TERM"), (2, "USR2"), (2, "file")])
+def test_a_stop_in_mid_epoch_and_a_resume_change_nothing(ranks, flags, tmp_path, undisturbed, world, how):
     pids = ranks.start(world, flags())
     run = tmp_path / "run"
     wait_for(lambda: in_middle(run))
@@ -86,12 +96,12 @@ def test_a_stop_in_mid_epoch_and_a_resume_change_nothing(ranks, flags, tmp_path,
     assert stopped_at[0] == 1 and stopped_at[1] > 0
     assert ranks.run(world, flags()) == [0] * world
     assert (run / "done").read_text() == "384 samples\n" and not (run / "stopped").exists()
-    whole, resumed = steps_of(tmp_path / "whole"), steps_of(run)
+    whole, resumed = steps_of(undisturbed(world)), steps_of(run)
     assert len(whole) == 3 * 128 // 8 // world and resumed.keys() == whole.keys()
     for step, (rate, samples, loss) in whole.items():
         assert resumed[step][:2] == (rate, samples)
         assert resumed[step][2] == pytest.approx(loss, rel=1e-6), step
-    ends = [torch.load(tmp_path / name / "checkpoints/epoch_3.pt", weights_only=True) for name in ("whole", "run")]
+    ends = [checkpoints.load(folder / "checkpoints/epoch_3.pt") for folder in (undisturbed(world), run)]
     for name, tensor in ends[0]["state_dict"].items():
         assert torch.allclose(tensor, ends[1]["state_dict"][name], rtol=1e-5, atol=1e-7), name
     assert not any(name.startswith("module.") for name in ends[0]["state_dict"])
@@ -108,17 +118,31 @@ def test_another_number_of_ranks_carries_the_samples_over(ranks, flags, tmp_path
 
 
 def test_a_second_signal_ends_at_once(ranks, flags, tmp_path):
-    pids = ranks.start(1, flags("--epochs", "300"))
-    wait_for(lambda: in_middle(tmp_path / "run", 0, 16))
-    os.kill(pids[0], signal.SIGSTOP)  # so that it cannot act on the first signal before the second one comes
+    pids = ranks.start(2, flags("--epochs", "300"))
+    wait_for(lambda: in_middle(tmp_path / "run", 0, 32))
+    os.kill(pids[1], signal.SIGSTOP)  # so that rank 0 waits for it in vain and cannot stop in good order
     os.kill(pids[0], signal.SIGTERM)
-    os.kill(pids[0], signal.SIGCONT)
-    os.kill(pids[0], signal.SIGSTOP)
+    time.sleep(0.5)
+    os.kill(pids[0], signal.SIGTERM)  # the same request once more, as from torchrun beside Slurm
     time.sleep(3.5)
+    assert ranks.alive(pids[0])
     os.kill(pids[0], signal.SIGTERM)
-    os.kill(pids[0], signal.SIGCONT)
-    code = ranks.wait(pids)[0]
-    assert code in (-signal.SIGTERM, 75)  # 75 if it had stopped by then
+    assert ranks.wait(pids) == [128 + signal.SIGTERM, -signal.SIGKILL]
+
+
+def test_a_signal_to_the_data_workers_too_stops_in_good_order(ranks, flags, tmp_path):
+    """Slurm signals all processes of a step, the workers of the ranks included."""
+    pids = ranks.start(2, flags("--epochs", "300"))
+    wait_for(lambda: in_middle(tmp_path / "run", 0, 32))
+    workers = [child for pid in pids for child in children(pid)]
+    assert workers
+    for pid in workers + pids:
+        os.kill(pid, signal.SIGTERM)
+    assert ranks.wait(pids) == [75, 75]
+
+
+def children(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_thirty_kills(ranks, flags, tmp_path):
