@@ -20,6 +20,7 @@ import open_clip
 
 from . import data, host_train
 from .config import PCMEppCfg
+from .dry_run import dry_run
 from .loop import Loop
 from .stops import EXIT_STOPPED, Stopped
 from .validation import evaluate
@@ -61,6 +62,15 @@ def own_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("PCME++ (defaults: the model config's pcmepp_cfg)")
     for flag, (key, text) in OVERRIDES.items():
         group.add_argument(flag, dest=key, type=str if key == "reduction" else float, help=text, metavar="X")
+    parser.add_argument(
+        "--dry-run",
+        type=int,
+        nargs="?",
+        const=1,
+        default=0,
+        metavar="RANKS",
+        help="check all, train nothing, say what would be",
+    )
     data.add_arguments(parser)
     group = parser.add_argument_group("survival")
     group.add_argument(
@@ -82,8 +92,12 @@ def run(own: argparse.Namespace, rest: list[str]) -> int:
     args.pcmepp_cfg = merged_cfg(args)
     data.protect(args)
     _, args.rank, args.world_size = host_train.world_info_from_env()
+    args.world_size = args.dry_run or args.world_size
     if args.rank == 0:
         data.check(args)
+    if args.dry_run:
+        dry_run(args)
+        return 0
     probabilistic = args.pcmepp_cfg is not None
     args.keep_most_recent, args.save_most_recent = args.save_most_recent, False  # `Loop` saves, not `main`
     os.environ.setdefault("WANDB_RESUME", "allow")  # main means to, but compares after it has overwritten --resume
@@ -133,6 +147,8 @@ def merged_cfg(args: argparse.Namespace) -> dict | None:
     ]:
         if on:
             raise ValueError(f"{args.model} cannot be trained with {flag}: drop it, or choose a plain model.")
+    if args.opt.startswith("timm/") and args.eps is None:
+        args.eps = 1e-8  # open_clip passes None on, which some of timm's optimizers stumble over
     merged = {**block, **given}
     PCMEppCfg.parse(merged)
     return merged

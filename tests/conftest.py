@@ -19,7 +19,8 @@ def pytest_configure(config: pytest.Config) -> None:
     _HUB.__enter__()
     os.environ.update(_HUB.env(cache=Path(_FOLDER.name) / "hf_home"))
     os.environ.pop("HF_TOKEN", None)
-    os.environ["OMP_NUM_THREADS"] = "2"
+    # One thread each, here and in children: on a busy machine two that wait for each other cost minutes.
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -39,7 +40,7 @@ def hub():
 def _threads():
     import torch
 
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import open_clip
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 import pcmepp_openclip as pp
 from pcmepp_openclip import host_train
@@ -52,13 +53,21 @@ class Seen(torch.nn.Module):
         return dict(self.terms)
 
 
+def count_and_reduce(sizes, bucket):
+    sizes.append(bucket.buffer().numel())
+    return allreduce_hook(None, bucket)
+
+
 def one_step(case, rank, folder):
     world, accum = case["world"], case["accum"]
     if world > 1:
         dist.init_process_group("gloo", f"file://{folder}/store-{case['name']}", rank=rank, world_size=world)
     model, images, texts = build_model()
     host_train.DDP.passes = accum
-    wrapped = host_train.DDP(model, device_ids=["cpu"]) if world > 1 else model
+    wrapped, reduced = model, []
+    if world > 1:
+        wrapped = host_train.DDP(model, device_ids=["cpu"])
+        wrapped.register_comm_hook(reduced, count_and_reduce)
     # what accumulation and ranks see together is the whole batch, in any order
     size = BATCH // world // accum
     pieces = [slice((k * world + rank) * size, (k * world + rank + 1) * size) for k in range(accum)]
@@ -73,7 +82,7 @@ def one_step(case, rank, folder):
     if rank == 0:
         names = [name for name, _ in model.named_parameters()]
         grads = dict(zip(names, optimizer.seen, strict=True))
-        torch.save({"grads": grads, "terms": loss.terms}, folder / f"{case['name']}.pt")
+        torch.save({"grads": grads, "terms": loss.terms, "reduced": sum(reduced)}, folder / f"{case['name']}.pt")
     if world > 1:
         dist.destroy_process_group()
 

@@ -57,8 +57,9 @@ def test_compile_takes_cut_texts_of_changing_length():
 
 @pytest.mark.parametrize("output_dict", [True, False])
 def test_export(output_dict, tmp_path):
-    model = make_model("PCMEpp-tiny", output_dict=output_dict).eval()
-    batch, other = make_batch(model), make_batch(model, seed=7)
+    model, batch = mini(output_dict)
+    _, other = mini(output_dict)
+    model.eval()
     torch.export.save(torch.export.export(model, batch), tmp_path / "model.pt2")
     program = torch.export.load(tmp_path / "model.pt2").module()
     with torch.no_grad():

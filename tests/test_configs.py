@@ -86,8 +86,9 @@ def add_config(tmp_path):
 
     yield add
     paths = open_clip.factory._MODEL_CONFIG_PATHS
-    paths[:] = [path for path in paths if tmp_path not in path.parents]
-    open_clip.factory._rescan_model_configs()
+    for path in [path for path in paths if tmp_path in path.parents]:
+        paths.remove(path)
+        open_clip.factory._MODEL_CONFIGS.pop(path.stem, None)
 
 
 def test_a_config_of_ours_without_its_block(add_config):

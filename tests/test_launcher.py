@@ -144,7 +144,6 @@ subprocess.run([sys.executable, "-c", {child!r}], check=True)
     done = run_python(*LAUNCH, "script.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["True", "PCMEppCLIP", "PCMEppCLIP"]
-    assert run_python("script.py", cwd=tmp_path).returncode != 0
 
 
 def test_open_clip_s_training_program_runs(tmp_path):

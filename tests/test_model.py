@@ -66,8 +66,16 @@ def test_encoders_are_those_of_a_plain_clip(case):
             assert_close(dict(enumerate(ours)), dict(enumerate(theirs)))
 
 
-def test_gaussians_are_the_dict_s_entries(case):
-    _, model, image, text = case
+@pytest.fixture(scope="module", params=[(1, -4.0), (2, None)], ids=["paper", "released"])
+def small(request):
+    """The two designs, small: one layer and a bias, two layers and none."""
+    layers, bias = request.param
+    model = make_model("PCMEpp-tiny", pcmepp_cfg={"head_layers": layers, "init_logvar_bias": bias})
+    return model, *make_batch(model)
+
+
+def test_gaussians_are_the_dict_s_entries(small):
+    model, image, text = small
     with torch.no_grad():
         out = model(image, text)
         images, texts = model.encode_image_gaussian(image), model.encode_text_gaussian(text)
@@ -76,8 +84,8 @@ def test_gaussians_are_the_dict_s_entries(case):
     torch.testing.assert_close(images.mean.norm(dim=1), torch.ones(len(image)))
 
 
-def test_texts_cut_behind_the_last_eot_give_the_same(case):
-    _, model, image, text = case
+def test_texts_cut_behind_the_last_eot_give_the_same(small):
+    model, image, text = small
     cut = text[:, : int(text.argmax(dim=1).max()) + 1]
     assert cut.shape[1] < text.shape[1]
     full = model(image, text)
@@ -85,9 +93,6 @@ def test_texts_cut_behind_the_last_eot_give_the_same(case):
     short = model(image, cut)
     assert_close(short, full, tolerance=2e-6)  # the full computation itself differs by 1e-6 between the lengths
     assert_same_gradients(gradients(model, short), full_gradients)
-
-
-# What follows needs no large model.
 
 
 def test_tuple_without_output_dict(tiny, tiny_batch):
@@ -285,7 +290,8 @@ def fake_run(name: str):
     from torch.utils.flop_counter import FlopCounterMode
 
     with FakeTensorMode():
-        model = open_clip.create_model(name, output_dict=True)
+        config = open_clip.get_model_config(name)
+        model = (PCMEppCLIP if "pcmepp_cfg" in config else open_clip.CLIP)(**config, output_dict=True)
         size, length = model.visual.image_size, model.context_length
         with FlopCounterMode(display=False) as counter:
             out = model(torch.randn(2, 3, *size), torch.zeros(2, length, dtype=torch.int64))

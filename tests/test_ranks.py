@@ -76,3 +76,9 @@ def test_loss_and_gradients_equal_one_process(case, results, slow):
     for name, grad in got["grads"].items():
         error = (grad - want[name]).norm() / want[name].norm().clamp(min=1e-9)
         assert error < 1e-5, f"{name}: {error:.1e}"
+
+
+def test_accumulated_gradients_are_reduced_once(results):
+    parameters = sum(grad.numel() for grad in results["w2-k1-local"]["grads"].values())
+    for accum in ACCUMS:
+        assert results[f"w2-k{accum}-local"]["reduced"] == parameters

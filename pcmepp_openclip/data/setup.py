@@ -100,3 +100,17 @@ def _samples(args: argparse.Namespace, sources: list[Source], sizes: list[list[S
 
 def _total(sizes: list[ShardSize] | None) -> int:
     return sum(size.samples for size in sizes or ())
+
+
+def describe(args: argparse.Namespace) -> tuple[int, list[tuple[str, float]]] | None:
+    """Samples of an epoch and the share of each source in it where that is known; None if the data are open_clip's."""
+    if not is_ours(args):
+        return None
+    setup = set_up(args)
+    names = [source.name for source in setup.sources]
+    if setup.shares is not None:
+        return setup.samples, list(zip(names, setup.shares, strict=True))
+    if any(sizes is None for sizes in setup.sizes):
+        return setup.samples, []
+    counts = [sum(size.samples for size in sizes or ()) for sizes in setup.sizes]
+    return setup.samples, [(name, count / sum(counts)) for name, count in zip(names, counts, strict=True)]
