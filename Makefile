@@ -6,6 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
+DEBIAN := slurm-wlm munge iproute2
 
 .PHONY: setup demo test test-system bench clean
 setup: $(VENV)/.ready
@@ -24,6 +25,10 @@ test: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(PYTEST) -m 'not system' tests
+
+test-system: setup
+	@dpkg -s $(DEBIAN) >/dev/null 2>&1 || { apt-get update && apt-get install -y --no-install-recommends $(DEBIAN); }
+	$(PYTEST) -m system tests
 
 bench: setup
 	$(BIN)/python -m benchmarks

@@ -1,0 +1,54 @@
+# Sourced by the launchers and the recipes: the site's settings, the environment of a run, and --dry-run.
+# shellcheck shell=bash disable=SC2034
+#
+#   PYTHON   how Python is started where the run is (default: python3); an array in the site file may be a container
+#   SITE     the site file (default: site.sh beside this file)
+
+launch_dir=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+SITE=${SITE:-$launch_dir/site.sh}
+if [[ -e $SITE ]]; then
+    # shellcheck source=launch/site.sh
+    source "$SITE"
+fi
+
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}                # a rank and its data workers would fight for the cores
+export PYTHONFAULTHANDLER=1                                 # a crash in C leaves a trace
+export PYTHONUNBUFFERED=1                                   # the last words before a kill are in the log
+export NCCL_DEBUG=${NCCL_DEBUG:-WARN}
+export TORCH_NCCL_ASYNC_ERROR_HANDLING=1                    # a lost rank ends the others instead of hanging them
+# A signal to torchrun is passed on to the ranks, which have this many seconds to finish a step and save.
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-120}
+
+# Never restarted by torchrun: a run goes on from its checkpoint, started again by the same command.
+torchrun=("${PYTHON[@]:-python3}" -m torch.distributed.run --max-restarts 0
+    '--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR2')
+# `-m --` keeps torchrun from taking --logs for an option of its own.
+module=(-m -- pcmepp_openclip.train)
+
+# The caller's arguments without --dry-run.
+flags=()
+dry_run=
+for flag in "$@"; do
+    if [[ $flag == --dry-run ]]; then dry_run=1; else flags+=("$flag"); fi
+done
+
+# start COMMAND...: become it, or with --dry-run print it as a line for a shell.
+start() {
+    if [[ $dry_run ]]; then
+        printf '%q ' "$@"
+        echo
+        exit 0
+    fi
+    exec "$@"
+}
+
+# start_recipe FLAGS...: hand a recipe's flags to the launcher in LAUNCH, the caller's own last since the last one wins.
+start_recipe() {
+    local launcher
+    read -ra launcher <<<"${LAUNCH:-$launch_dir/local.sh}"
+    local command=("${launcher[@]}" --logs "${LOGS:-logs}" --name "${NAME:-$(basename "$0" .sh)}" --resume latest
+        "$@" "${flags[@]}")
+    # A launcher prints its own command; nothing is submitted for that.
+    if [[ $dry_run && ${launcher[0]} != sbatch ]]; then exec "${command[@]}" --dry-run; fi
+    start "${command[@]}"
+}

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# A run on this machine: one rank a GPU, or NPROC ranks. Flags are those of `pcmepp train`.
+#
+#   launch/local.sh --model PCMEpp-ViT-B-32 --train-data '/data/cc3m/*.tar' --name first
+#   NPROC=2 launch/local.sh --model PCMEpp-tiny --dataset-type synthetic --train-num-samples 64 --epochs 1 --device cpu
+set -euo pipefail
+# shellcheck source=launch/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+start "${torchrun[@]}" --standalone --nproc-per-node "${NPROC:-gpu}" "${module[@]}" "${flags[@]}"

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# A few steps of a tiny model on made-up images, two CPU ranks a node: does everything start, talk and save?
+#
+#   launch/recipes/smoke-cpu.sh [flags, which win over those below]
+set -euo pipefail
+# shellcheck source=launch/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+export NPROC=${NPROC:-2}
+
+recipe=(
+    --model PCMEpp-tiny
+    --dataset-type synthetic --train-num-samples 64
+    --workers 0
+    --batch-size 8
+    --epochs 1
+    --warmup 2
+    --device cpu --precision fp32
+    --local-loss --gather-with-grad
+    --log-every-n-steps 1
+)
+start_recipe "${recipe[@]}"

@@ -1,0 +1,137 @@
+"""The launch scripts: clean shell, the commands they would run, and a run of the smoke recipe. Slurm for real is in
+test_system_slurm.py."""
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pcmepp_openclip import train
+
+REPO = Path(__file__).parent.parent
+LAUNCH = REPO / "launch"
+RECIPES = sorted(path.stem for path in (LAUNCH / "recipes").iterdir())
+RUNS = {  # how LAUNCH names a launcher: what its command starts with
+    "": ["python3", "-m", "torch.distributed.run"],
+    "launch/local.sh": ["python3", "-m", "torch.distributed.run"],
+    "launch/nodes.sh": ["python3", "-m", "torch.distributed.run"],
+    "bash launch/slurm.sbatch": ["srun", "--kill-on-bad-exit=0"],
+    "sbatch --nodes 2 launch/slurm.sbatch": ["sbatch", "--nodes", "2", "launch/slurm.sbatch"],
+}
+
+
+def call(*command, **variables):
+    """The words of the one line that a script prints, as the shell would take them."""
+    drop = ("SLURM_", "LAUNCH", "PYTHON", "NPROC")
+    env = {key: value for key, value in os.environ.items() if not key.startswith(drop)}
+    done = subprocess.run([*map(str, command)], env={**env, **variables}, cwd=REPO, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 1 and not done.stderr
+    return shlex.split(done.stdout)
+
+
+def parsed(words):
+    """The arguments that `pcmepp train` takes from a command's flags."""
+    own, rest = train.own_parser().parse_known_args(words)
+    return vars(train.host_train.stock_parse_args(rest)) | vars(own)
+
+
+def test_every_script_is_clean_shell():
+    scripts = [*LAUNCH.rglob("*.sh"), *LAUNCH.rglob("*.sbatch"), REPO / "tests/cluster/cluster"]
+    shellcheck = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert shellcheck and len(scripts) > 8
+    done = subprocess.run([shellcheck, "-x", *scripts], cwd=REPO, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    for script in scripts:
+        if os.access(script, os.X_OK):
+            assert "\nset -euo pipefail\n" in script.read_text(), script
+
+
+@pytest.mark.parametrize("launcher", RUNS)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_dry_run_prints_the_command_of_a_recipe(recipe, launcher):
+    where = {"DATA": "/the data", "LOGS": "/runs", "NNODES": "2", "HEAD": "node1", "LAUNCH": launcher}
+    script = LAUNCH / f"recipes/{recipe}.sh"
+    words = call(script, "--epochs", "3", "--dry-run", "--wandb-notes", "it's 2 $words", **where)
+    start = RUNS[launcher]
+    assert words[: len(start)] == start and "--dry-run" not in words
+    if "sbatch --nodes" in launcher:
+        flags = words[len(start) :]
+    else:
+        split = words.index("pcmepp_openclip.train")  # what is in front of `--` is torchrun's
+        assert words[split - 2 : split] == ["-m", "--"] and words[words.index("--max-restarts") + 1] == "0"
+        flags = words[split + 1 :]
+    args = parsed(flags)
+    assert args["epochs"] == 3 and args["wandb_notes"] == "it's 2 $words"
+    assert (args["logs"], args["name"], args["resume"]) == ("/runs", recipe, "latest")
+    named = call(script, "--dry-run", "--name", "other", **where, NAME="mine")
+    assert parsed(named[named.index("--logs") :])["name"] == "other"
+
+
+def test_the_paper_s_recipe():
+    words = call(LAUNCH / "recipes/cc3m-cc12m-redcaps-b16.sh", "--dry-run", DATA="/data")
+    args = parsed(words[words.index("pcmepp_openclip.train") + 1 :])
+    assert args["train_data"] == "cc3m=/data/cc3m/*.tar::cc12m=/data/cc12m/*.tar::redcaps=/data/redcaps/*.tar"
+    wanted = {"model": "PCMEpp-ViT-B-16", "epochs": 32, "batch_size": 1024 // 8, "opt": "adamw", "lr": 5e-4, "wd": 0.2}
+    wanted |= {"beta1": 0.9, "beta2": 0.98, "eps": 1e-6, "warmup": 5 * 2000, "lr_scheduler": "cosine"}
+    wanted |= {"vib_weight": 1e-6, "pp_weight": 0, "init_a": 1, "init_b": 1}
+    assert {key: args[key] for key in wanted} == wanted
+
+
+def test_the_launchers_take_their_numbers_from_the_variables():
+    words = call(LAUNCH / "nodes.sh", "--dry-run", NNODES="3", HEAD="10.0.0.1", PORT="1234", NPROC="4", RUN_ID="x")
+    line = " ".join(words)
+    assert "--nnodes 3 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint 10.0.0.1:1234 --rdzv-id x -m" in line
+    line = " ".join(call(LAUNCH / "local.sh", "--dry-run", PYTHON="/opt/python"))
+    assert line.startswith("/opt/python -m torch.distributed.run ") and "--standalone --nproc-per-node gpu -m" in line
+
+
+@pytest.mark.parametrize(
+    "script, variables, word",
+    [
+        ("slurm.sbatch", {}, "sbatch"),
+        ("nodes.sh", {"HEAD": "node1"}, "NNODES"),
+        ("nodes.sh", {"NNODES": "2"}, "HEAD"),
+        ("recipes/cc3m-b32.sh", {}, "DATA"),
+    ],
+)
+def test_what_is_missing_is_named(script, variables, word):
+    env = {"PATH": os.environ["PATH"], **variables}
+    done = subprocess.run(["bash", LAUNCH / script], env=env, capture_output=True, text=True)
+    assert done.returncode != 0 and word in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_the_site_file_is_heard(tmp_path):
+    site = tmp_path / "site.sh"
+    site.write_text("PYTHON=(apptainer exec --nv 'my image.sif' python)\n")
+    words = call(LAUNCH / "local.sh", "--dry-run", SITE=str(site))
+    assert words[:6] == ["apptainer", "exec", "--nv", "my image.sif", "python", "-m"]
+
+
+def test_the_smoke_recipe_stops_on_a_signal_to_its_launcher_and_goes_on(tmp_path):
+    command = [LAUNCH / "recipes/smoke-cpu.sh", "--train-num-samples", "800", "--name", "run"]
+    env = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(REPO), "LOGS": str(tmp_path)}
+    log = tmp_path / "run/out.log"
+
+    def steps():
+        return re.findall(r"Train Epoch: 0 \[ *(\d+)/800", log.read_text()) if log.exists() else []
+
+    with open(tmp_path / "output", "w") as output:
+        first = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT)
+        while len(steps()) < 3 and first.poll() is None:
+            time.sleep(0.05)
+        first.send_signal(signal.SIGUSR2)
+        assert first.wait(60) != 0
+    assert (tmp_path / "run/stopped").exists(), (tmp_path / "output").read_text()[-3000:]
+    assert 3 <= len(steps()) < 50
+    again = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert steps() == [str(16 * i) for i in range(1, 51)]
+    assert (tmp_path / "run/done").read_text() == "800 samples\n" and not (tmp_path / "run/stopped").exists()
