@@ -14,7 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from . import checkpoints, host_train, rng
+from . import checkpoints, rng
+from .host import training
 from .monitor import Monitor, progress_bar
 from .stops import Agreement, Stopped, kept_from_children
 
@@ -49,16 +50,16 @@ class Loop:
 
     def get_latest_checkpoint(self, path: str, remote: bool) -> str | None:
         if remote:
-            return host_train.stock_get_latest_checkpoint(path, remote)
+            return training.stock_get_latest_checkpoint(path, remote)
         found = checkpoints.newest_good(Path(path))
         return str(found) if found else None
 
     def pt_load(self, path: str, map_location: Any = None) -> dict:
         """The checkpoint to resume from. Those of stock open_clip are taken as well."""
         local = Path(path).is_file()
-        checkpoint = checkpoints.load(Path(path)) if local else host_train.stock_pt_load(path, map_location)
+        checkpoint = checkpoints.load(Path(path)) if local else training.stock_pt_load(path, map_location)
         if "state_dict" in checkpoint:
-            checkpoint["state_dict"] = host_train.plain_names(checkpoint["state_dict"])
+            checkpoint["state_dict"] = training.plain_names(checkpoint["state_dict"])
             self.resumed = checkpoint.get("training")
         return checkpoint
 
@@ -99,8 +100,8 @@ class Loop:
             train = SimpleNamespace(
                 dataloader=train.dataloader, set_epoch=functools.partial(train.set_epoch, first_batch=first)
             )
-        with host_train.steps(train.dataloader, between_steps):
-            host_train.stock_train_one_epoch(
+        with training.steps(train.dataloader, between_steps):
+            training.stock_train_one_epoch(
                 model, {**data, "train": train}, loss, epoch, optimizer, scaler, *rest, tb_writer=tb_writer
             )
         self.agreement.expect_steps(running=False)
@@ -177,7 +178,7 @@ class Loop:
         checkpoint = {
             "epoch": epochs,
             "name": self.args.name,
-            "state_dict": host_train.innermost(model).state_dict(),
+            "state_dict": training.innermost(model).state_dict(),
             "optimizer": optimizer.state_dict(),
             "training": {
                 "samples_seen": self.samples_seen,

@@ -18,9 +18,10 @@ from typing import Any
 
 import open_clip
 
-from . import data, host_train
+from . import data
 from .config import PCMEppCfg
 from .dry_run import dry_run
+from .host import training
 from .loop import Loop
 from .stops import EXIT_STOPPED, Stopped
 from .validation import evaluate
@@ -42,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     if "-h" in argv or "--help" in argv:
         own.print_help()
         print("\nand all of open_clip's:\n")
-        host_train.stock_parse_args(["--help"])
+        training.stock_parse_args(["--help"])
     try:
         return run(*own.parse_known_args(argv))
     except ValueError as error:
@@ -87,11 +88,11 @@ def own_parser() -> argparse.ArgumentParser:
 
 
 def run(own: argparse.Namespace, rest: list[str]) -> int:
-    args = host_train.stock_parse_args(rest)
+    args = training.stock_parse_args(rest)
     vars(args).update(vars(own))
     args.pcmepp_cfg = merged_cfg(args)
     data.protect(args)
-    _, args.rank, args.world_size = host_train.world_info_from_env()
+    _, args.rank, args.world_size = training.world_info_from_env()
     args.world_size = args.dry_run or args.world_size
     if args.rank == 0:
         data.check(args)
@@ -101,22 +102,22 @@ def run(own: argparse.Namespace, rest: list[str]) -> int:
     probabilistic = args.pcmepp_cfg is not None
     args.keep_most_recent, args.save_most_recent = args.save_most_recent, False  # `Loop` saves, not `main`
     os.environ.setdefault("WANDB_RESUME", "allow")  # main means to, but compares after it has overwritten --resume
-    loop = Loop(args, evaluate if probabilistic else host_train.stock_evaluate, keep_rng=probabilistic)
+    loop = Loop(args, evaluate if probabilistic else training.stock_evaluate, keep_rng=probabilistic)
 
     def create_model_and_transforms(*positional: Any, **kwargs: Any) -> Any:
         if probabilistic and positional[0] == args.model:
             kwargs["pcmepp_cfg"] = args.pcmepp_cfg
         return open_clip.create_model_and_transforms(*positional, **kwargs)
 
-    host_train.DDP.passes = args.accum_freq if probabilistic else 1
+    training.DDP.passes = args.accum_freq if probabilistic else 1
     try:
-        code = host_train.run_main(
+        code = training.run_main(
             rest,
             parse_args=lambda _rest: args,
             get_latest_checkpoint=loop.get_latest_checkpoint,
             create_model_and_transforms=create_model_and_transforms,
             pt_load=loop.pt_load,
-            get_data=functools.partial(data.get_data, host_train.stock_get_data),
+            get_data=functools.partial(data.get_data, training.stock_get_data),
             create_loss=lambda args: loop.monitor.watch(open_clip.create_loss(args)),
             train_one_epoch=loop.train_one_epoch,
             evaluate=loop.evaluate,

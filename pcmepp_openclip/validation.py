@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import host_train
 from .gaussian import Gaussian
+from .host import training
 from .retrieval import retrieval_metrics
 
 
@@ -24,9 +24,9 @@ def evaluate(model: Any, data: dict, epoch: int, args: Any, **kwargs: Any) -> di
         texts = Gaussian(text_features.to(args.device), torch.cat(logvars["text_logvar"]).to(args.device))
         return dict(retrieval_metrics(images, texts))
 
-    handle = host_train.innermost(model).register_forward_hook(keep)
+    handle = training.innermost(model).register_forward_hook(keep)
     try:
-        with host_train.metrics_of(metrics):
-            return host_train.stock_evaluate(model, data, epoch, args, **kwargs)
+        with training.metrics_of(metrics):
+            return training.stock_evaluate(model, data, epoch, args, **kwargs)
     finally:
         handle.remove()

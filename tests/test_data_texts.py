@@ -12,11 +12,11 @@ from PIL import Image
 from shard_maker import arguments, pair, picture, to_tensor, write_tar
 
 import pcmepp_openclip
-from pcmepp_openclip import host_data
 from pcmepp_openclip.data import get_data
 from pcmepp_openclip.data.batches import cut_texts
 from pcmepp_openclip.data.decode import decode_image
 from pcmepp_openclip.data.plan import seed_for
+from pcmepp_openclip.host import data as host_data
 
 CAPTIONS = ["a dog", "a small black dog on a red sofa in the rain", "!!!", "word " * 100]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from pcmepp_openclip import train
+from pcmepp_openclip.host import training
 
 REPO = Path(__file__).parent.parent
 LAUNCH = REPO / "launch"
@@ -40,7 +41,7 @@ def call(*command, **variables):
 def parsed(words):
     """The arguments that `pcmepp train` takes from a command's flags."""
     own, rest = train.own_parser().parse_known_args(words)
-    return vars(train.host_train.stock_parse_args(rest)) | vars(own)
+    return vars(training.stock_parse_args(rest)) | vars(own)
 
 
 def test_every_script_is_clean_shell():

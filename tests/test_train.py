@@ -11,7 +11,8 @@ import torch
 from shards import write_csv, write_shards
 
 import pcmepp_openclip as pp
-from pcmepp_openclip import host_train, train
+from pcmepp_openclip import train
+from pcmepp_openclip.host import training
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +98,7 @@ def test_a_plain_model_trains_to_the_bit_as_in_open_clip(tmp_path):
     flags += [",", "--batch-size", "8", "--epochs", "1", "--workers", "0", "--precision", "fp32", "--accum-freq", "2"]
     flags += ["--log-every-n-steps", "1", "--logs", str(tmp_path), "--warmup", "1", "--name"]
     assert train.main([*flags, "ours"]) == 0
-    assert not host_train.open_clip_train.main.main([*flags, "stock"])
+    assert not training.open_clip_train.main.main([*flags, "stock"])
     ours, theirs = (
         torch.load(tmp_path / name / "checkpoints/epoch_1.pt", weights_only=True) for name in ("ours", "stock")
     )

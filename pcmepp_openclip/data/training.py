@@ -34,7 +34,7 @@ def get_data(
 
 
 def train_data(args: argparse.Namespace, transform: Any, epoch: int, tokenizer: Any) -> Any:
-    from .. import host_data
+    from ..host import data as host_data
 
     setup = set_up(args)
     job = make_job(args, setup, transform, tokenizer)
@@ -46,7 +46,7 @@ def train_data(args: argparse.Namespace, transform: Any, epoch: int, tokenizer: 
 
 
 def make_job(args: argparse.Namespace, setup: Setup, transform: Any, tokenizer: Any) -> Job:
-    from .. import host_data
+    from ..host import data as host_data
 
     shards = tuple(
         Shard(number, shard, sizes[i] if sizes else None)

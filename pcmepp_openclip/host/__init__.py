@@ -1,4 +1,5 @@
-"""The only module that touches open_clip's internals. All that may break with a new open_clip is here.
+"""The only place that touches open_clip's internals. All that may break with a new open_clip is here: the library
+in this file, its training loop in `training.py`, its loaders in `data.py`.
 
 Three parts: the check that this is an open_clip we know, the pieces of its towers that the model is built of,
 and the seams by which the plugin gets in (`register`). Names of open_clip that are public and documented may be

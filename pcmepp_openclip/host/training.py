@@ -1,6 +1,6 @@
 """The host boundary for training: the seams of `open_clip_train`, of which stock `main` is run unmodified.
 
-`main` and its loop look names up in their modules when they need them. While `running` lasts some of these names are
+`main` and its loop look names up in their modules when they need them. While `run_main` runs some of these names are
 ours; afterwards they are the stock ones again.
 """
 

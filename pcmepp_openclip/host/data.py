@@ -1,4 +1,4 @@
-"""The part of the host boundary (see `host.py`) that belongs to the data: what open_clip_train expects of it."""
+"""The part of the host boundary (see `__init__.py`) that belongs to the data: what open_clip_train expects of it."""
 
 from dataclasses import dataclass
 from typing import Any
