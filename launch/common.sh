@@ -25,11 +25,20 @@ torchrun=("${PYTHON[@]:-python3}" -m torch.distributed.run --max-restarts 0
 # `-m --` keeps torchrun from taking --logs for an option of its own.
 module=(-m -- pcmepp_openclip.train)
 
-# The caller's arguments without --dry-run.
+# The caller's arguments without --dry-run [RANKS].
 flags=()
 dry_run=
+dry_ranks=
+before=
 for flag in "$@"; do
-    if [[ $flag == --dry-run ]]; then dry_run=1; else flags+=("$flag"); fi
+    if [[ $flag == --dry-run ]]; then
+        dry_run=1
+    elif [[ $before == --dry-run && $flag =~ ^[0-9]+$ ]]; then
+        dry_ranks=$flag
+    else
+        flags+=("$flag")
+    fi
+    before=$flag
 done
 
 # start COMMAND...: become it, or with --dry-run print it as a line for a shell.
@@ -48,7 +57,7 @@ start_recipe() {
     read -ra launcher <<<"${LAUNCH:-$launch_dir/local.sh}"
     local command=("${launcher[@]}" --logs "${LOGS:-logs}" --name "${NAME:-$(basename "$0" .sh)}" --resume latest
         "$@" "${flags[@]}")
-    # A launcher prints its own command; nothing is submitted for that.
-    if [[ $dry_run && ${launcher[0]} != sbatch ]]; then exec "${command[@]}" --dry-run; fi
+    # A launcher prints its own command, `pcmepp train` says what it would do; nothing is submitted for that.
+    if [[ $dry_run && ${launcher[0]} != sbatch ]]; then exec "${command[@]}" --dry-run ${dry_ranks:+"$dry_ranks"}; fi
     start "${command[@]}"
 }

@@ -60,9 +60,9 @@ def test_every_script_is_clean_shell():
 def test_a_dry_run_prints_the_command_of_a_recipe(recipe, launcher):
     where = {"DATA": "/the data", "LOGS": "/runs", "NNODES": "2", "HEAD": "node1", "LAUNCH": launcher}
     script = LAUNCH / f"recipes/{recipe}.sh"
-    words = call(script, "--epochs", "3", "--dry-run", "--wandb-notes", "it's 2 $words", **where)
+    words = call(script, "--epochs", "3", "--dry-run", "16", "--wandb-notes", "it's 2 $words", **where)
     start = RUNS[launcher]
-    assert words[: len(start)] == start and "--dry-run" not in words
+    assert words[: len(start)] == start and not {"--dry-run", "16"} & {*words}
     if "sbatch --nodes" in launcher:
         flags = words[len(start) :]
     else:
@@ -74,6 +74,13 @@ def test_a_dry_run_prints_the_command_of_a_recipe(recipe, launcher):
     assert (args["logs"], args["name"], args["resume"]) == ("/runs", recipe, "latest")
     named = call(script, "--dry-run", "--name", "other", **where, NAME="mine")
     assert parsed(named[named.index("--logs") :])["name"] == "other"
+
+
+def test_a_recipe_is_checked_by_pcmepp_train_itself(tmp_path):
+    env = {**os.environ, "LAUNCH": f"{sys.executable} -m pcmepp_openclip.train", "LOGS": str(tmp_path)}
+    command = [LAUNCH / "recipes/smoke-cpu.sh", "--dry-run", "4"]
+    done = subprocess.run(command, env={**env, "PYTHONPATH": str(REPO)}, capture_output=True, text=True)
+    assert done.returncode == 0 and re.search(r"global batch\W+32\b", done.stdout), done.stdout + done.stderr
 
 
 def test_the_paper_s_recipe():
@@ -117,12 +124,12 @@ def test_the_site_file_is_heard(tmp_path):
 
 
 def test_the_smoke_recipe_stops_on_a_signal_to_its_launcher_and_goes_on(tmp_path):
-    command = [LAUNCH / "recipes/smoke-cpu.sh", "--train-num-samples", "800", "--name", "run"]
+    command = [LAUNCH / "recipes/smoke-cpu.sh", "--train-num-samples", "480", "--name", "run"]
     env = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(REPO), "LOGS": str(tmp_path)}
     log = tmp_path / "run/out.log"
 
     def steps():
-        return re.findall(r"Train Epoch: 0 \[ *(\d+)/800", log.read_text()) if log.exists() else []
+        return re.findall(r"Train Epoch: 0 \[ *(\d+)/480", log.read_text()) if log.exists() else []
 
     with open(tmp_path / "output", "w") as output:
         first = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT)
@@ -131,8 +138,8 @@ def test_the_smoke_recipe_stops_on_a_signal_to_its_launcher_and_goes_on(tmp_path
         first.send_signal(signal.SIGUSR2)
         assert first.wait(60) != 0
     assert (tmp_path / "run/stopped").exists(), (tmp_path / "output").read_text()[-3000:]
-    assert 3 <= len(steps()) < 50
+    assert 3 <= len(steps()) < 30
     again = subprocess.run(command, env=env, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr[-3000:]
-    assert steps() == [str(16 * i) for i in range(1, 51)]
-    assert (tmp_path / "run/done").read_text() == "800 samples\n" and not (tmp_path / "run/stopped").exists()
+    assert steps() == [str(16 * i) for i in range(1, 31)]
+    assert (tmp_path / "run/done").read_text() == "480 samples\n" and not (tmp_path / "run/stopped").exists()

@@ -13,7 +13,7 @@ recipe=(
     --workers 0
     --batch-size 8
     --epochs 1
-    --warmup 2
+    --warmup 1
     --device cpu --precision fp32
     --local-loss --gather-with-grad
     --log-every-n-steps 1
