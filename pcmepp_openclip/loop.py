@@ -166,6 +166,7 @@ class Loop:
                     save(i + 1)
                     if stop:
                         self.agreement.mark("stopped", f"step {step + 1}")
+                        self.agreement.gather(None)  # a rank that left before the save is done would end the others
                         raise Stopped(f"Stopped on request behind step {step + 1}; start again with --resume latest.")
 
     def _save(self, model: Any, optimizer: Any, scaler: Any, epochs: int, batches: int) -> None:

@@ -32,8 +32,8 @@ def test_help_of_every_command(command, capsys):
 
 
 def test_an_unknown_command(capsys):
-    assert cli.main(["train"]) == 2
-    assert capsys.readouterr().err == f"pcmepp: there is no command 'train'; there are: {', '.join(cli.COMMANDS)}.\n"
+    assert cli.main(["fly"]) == 2
+    assert capsys.readouterr().err == f"pcmepp: there is no command 'fly'; there are: {', '.join(cli.COMMANDS)}.\n"
 
 
 def test_demo_in_a_process_of_its_own():
