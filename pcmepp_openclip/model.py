@@ -107,7 +107,7 @@ class PCMEppCLIP(host.CLIP):
             return super().forward(image, text)
         images = self.encode_image_gaussian(image) if image is not None else None
         texts = self.encode_text_gaussian(text) if text is not None else None
-        samples = len(image) if image is not None else len(text) if text is not None else 1
+        samples = image.shape[0] if image is not None else text.shape[0] if text is not None else 1
         logit_scale = self.logit_scale.exp()
         out = {
             "image_features": images.mean if images else None,

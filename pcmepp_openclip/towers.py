@@ -51,7 +51,7 @@ def _last_block(block: Any, x_NLC: Tensor, token_N: Tensor | None, mask_LL: Tens
     normed_NLC = block.ln_1(x_NLC)
     mask = None
     if mask_LL is not None:
-        row_NL = mask_LL[:1].expand(len(x_NLC), -1) if token_N is None else mask_LL[token_N]
+        row_NL = mask_LL[:1].expand(x_NLC.shape[0], -1) if token_N is None else mask_LL[token_N]
         mask = row_NL[:, None, None].expand(-1, block.attn.num_heads, -1, -1).flatten(0, 1)  # [N * H, 1, L]
     attended_N1C = block.attention(_pick(normed_NLC, token_N), normed_NLC, normed_NLC, attn_mask=mask)
     x_N1C = _pick(x_NLC, token_N) + block.ls_1(attended_N1C)
@@ -61,4 +61,4 @@ def _last_block(block: Any, x_NLC: Tensor, token_N: Tensor | None, mask_LL: Tens
 def _pick(x_NLC: Tensor, token_N: Tensor | None) -> Tensor:
     if token_N is None:
         return x_NLC[:, :1]
-    return x_NLC[torch.arange(len(x_NLC), device=x_NLC.device), token_N].unsqueeze(1)
+    return x_NLC[torch.arange(x_NLC.shape[0], device=x_NLC.device), token_N].unsqueeze(1)

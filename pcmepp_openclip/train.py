@@ -44,12 +44,14 @@ def main(argv: list[str] | None = None) -> int:
         own.print_help()
         print("\nand all of open_clip's:\n")
         training.stock_parse_args(["--help"])
+    known, rest = own.parse_known_args(argv)
     try:
-        return run(*own.parse_known_args(argv))
-    except ValueError as error:
-        if os.environ.get("RANK", "0") == "0":
+        args = prepare(known, rest)
+    except ValueError as error:  # the same on every rank, so one of them says it
+        if training.world_info_from_env()[1] == 0:
             print(f"pcmepp train: {error}", file=sys.stderr)
         return 2
+    return 0 if args.dry_run else run(args, rest)
 
 
 def own_parser() -> argparse.ArgumentParser:
@@ -87,7 +89,8 @@ def own_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def run(own: argparse.Namespace, rest: list[str]) -> int:
+def prepare(own: argparse.Namespace, rest: list[str]) -> argparse.Namespace:
+    """All arguments, open_clip's and ours, and every mistake that shows before a model is built."""
     args = training.stock_parse_args(rest)
     vars(args).update(vars(own))
     args.pcmepp_cfg = merged_cfg(args)
@@ -98,7 +101,11 @@ def run(own: argparse.Namespace, rest: list[str]) -> int:
         data.check(args)
     if args.dry_run:
         dry_run(args)
-        return 0
+    return args
+
+
+def run(args: argparse.Namespace, rest: list[str]) -> int:
+    """Stock `main` on these arguments, with ours in the place of some functions that it calls."""
     probabilistic = args.pcmepp_cfg is not None
     args.keep_most_recent, args.save_most_recent = args.save_most_recent, False  # `Loop` saves, not `main`
     os.environ.setdefault("WANDB_RESUME", "allow")  # main means to, but compares after it has overwritten --resume

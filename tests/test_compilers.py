@@ -67,6 +67,16 @@ def test_export(output_dict, tmp_path):
 
 
 @pytest.mark.parametrize("output_dict", [True, False])
+def test_export_for_any_batch_size(output_dict):
+    model, batch = mini(output_dict)
+    size = torch.export.Dim("N", min=2, max=64)
+    program = torch.export.export(model.eval(), batch, dynamic_shapes=({0: size}, {0: size})).module()
+    larger = tuple(torch.cat([part, part, part]) for part in batch)
+    with torch.no_grad():
+        assert_close(named(program(*larger)), named(model(*larger)), tolerance=2e-6)
+
+
+@pytest.mark.parametrize("output_dict", [True, False])
 def test_trace(output_dict):
     model = make_model("PCMEpp-tiny", output_dict=output_dict).eval()
     batch, other = make_batch(model), make_batch(model, seed=7)

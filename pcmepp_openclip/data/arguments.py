@@ -18,35 +18,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--train-data-max-bad",
-        type=_share,
+        type=share,
         default=0.5,
         metavar="SHARE",
         help="end the run when more of the samples than this are unusable (default: 0.5)",
     )
     group.add_argument(
         "--train-data-max-empty-shards",
-        type=_positive,
+        type=positive_number,
         default=10,
         metavar="N",
         help="end the run when N shards of a source in a row hold nothing usable (default: 10)",
     )
     group.add_argument(
         "--train-data-retries",
-        type=_count,
+        type=whole_number,
         default=5,
         metavar="N",
         help="tries to take up a broken connection or command, with longer and longer waits (default: 5)",
     )
     group.add_argument(
         "--train-data-shuffle",
-        type=_positive,
+        type=positive_number,
         default=24_000,
         metavar="N",
         help="undecoded samples that each rank holds to shuffle (default: 24000)",
     )
     group.add_argument(
         "--train-data-max-pixels",
-        type=_positive,
+        type=positive_number,
         default=MAX_PIXELS,
         metavar="N",
         help=f"images with more are skipped undecoded (default: {MAX_PIXELS})",
@@ -63,21 +63,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _count(text: str) -> int:
+def whole_number(text: str) -> int:
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError("must not be negative")
     return value
 
 
-def _positive(text: str) -> int:
+def positive_number(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
     return value
 
 
-def _share(text: str) -> float:
+def share(text: str) -> float:
     value = float(text)
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError("must be between 0 and 1")

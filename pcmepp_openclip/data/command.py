@@ -9,12 +9,12 @@ import argparse
 import os
 from pathlib import Path
 
-from .arguments import _count, _positive
+from .arguments import positive_number, whole_number
 from .check import check_shards, check_source
 from .count import count_source, lines, write
 from .decode import MAX_PIXELS
 from .sizes import count_command, read_sizes
-from .sources import parse_sources
+from .sources import label, parse_sources
 
 
 def main(argv: list[str]) -> int:
@@ -26,20 +26,20 @@ def main(argv: list[str]) -> int:
     count.add_argument("--output", type=Path, help="write here instead; for shards that have no writable folder")
     check = commands.add_parser("check", help="say in seconds what would stop a training run")
     check.add_argument("--full", action="store_true", help="read every shard to its end")
-    check.add_argument("--ranks", type=_positive, default=1, help="processes that will train (default: 1)")
+    check.add_argument("--ranks", type=positive_number, default=1, help="processes that will train (default: 1)")
     check.add_argument("--dataset-resampled", action="store_true", help="as in training")
     for command in (count, check):
         command.add_argument("pattern", help="what --train-data takes")
         command.add_argument(
             "--workers",
-            type=_positive if command is count else _count,
+            type=positive_number if command is count else whole_number,
             default=(os.cpu_count() or 1) if command is count else 4,
             help="processes that read" if command is count else "of each training process (default: 4)",
         )
         command.add_argument(
-            "--max-pixels", type=_positive, default=MAX_PIXELS, help="of an image (default: 64 million)"
+            "--max-pixels", type=positive_number, default=MAX_PIXELS, help="of an image (default: 64 million)"
         )
-        command.add_argument("--retries", type=_count, default=5, help="of a broken connection (default: 5)")
+        command.add_argument("--retries", type=whole_number, default=5, help="of a broken connection (default: 5)")
     args = parser.parse_args(argv)
     return run_count(args) if args.command == "count" else run_check(args)
 
@@ -79,5 +79,5 @@ def run_check(args: argparse.Namespace) -> int:
             for size, found in zip(sizes or (), counts, strict=False):
                 if size.samples != found.usable:
                     bad += 1
-                    print(f"  {found.shard}: sizes.json says {size.samples}, found are {found.usable}")
+                    print(f"  {label(found.shard)}: sizes.json says {size.samples}, found are {found.usable}")
     return 1 if bad else 0

@@ -226,6 +226,8 @@ def _dispatcher(stock: type, model_class: type | None) -> type:
 
 
 def _named_config(stock: Callable, model_name: str) -> dict | None:
+    if model_name.startswith(PREFIX):
+        model_name = model_name.replace("/", "-")  # ViT-B/16, as `create_model` takes it
     config = stock(model_name)
     if model_name.lower().startswith(PREFIX.lower()):
         ours = [name for name in open_clip.list_models() if name.startswith(PREFIX)]
