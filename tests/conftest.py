@@ -43,6 +43,24 @@ def _threads():
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def _as_it_was():
+    """What a test adds to open_clip's configs and to the root logger is gone for the next one."""
+    import logging
+
+    import open_clip
+
+    root, factory = logging.getLogger(), open_clip.factory
+    handlers, level = list(root.handlers), root.level
+    configs, paths = dict(factory._MODEL_CONFIGS), list(factory._MODEL_CONFIG_PATHS)
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    factory._MODEL_CONFIGS.clear()
+    factory._MODEL_CONFIGS.update(configs)
+    factory._MODEL_CONFIG_PATHS[:] = paths
+
+
 @pytest.fixture
 def tiny():
     """A fresh PCMEpp-tiny with dict output, and its plain twin: an open_clip CLIP of the same weights."""
