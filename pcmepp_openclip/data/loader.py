@@ -33,9 +33,11 @@ class Loader:
         self._job, self._position, self._max_bad, self._gather = job, position, max_bad, gather
         self._told: set[tuple[int, str]] = set()
         count = min(workers, job.lanes)
-        if workers > job.lanes and job.rank == 0:
+        busy = -(-job.lanes // -(-job.lanes // count)) if count else 0  # so many would be as fast
+        if busy < workers and job.rank == 0:
             logging.info(
-                "Data: %d of %d workers are used, an epoch of %d batches is short", count, workers, job.batches
+                "Data: %d workers share an epoch of %d batches in %d lanes no faster than %d would",
+                *(workers, job.batches, job.lanes, busy),
             )
         self._workers = [
             DataLoader(

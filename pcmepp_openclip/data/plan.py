@@ -13,22 +13,25 @@ beginning to fill its last batch.
 import bisect
 import hashlib
 import random
+import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from .sizes import ShardSize
 
 MOST_LANES = 24  # many numbers of workers divide it
-BATCHES_A_LANE = 8  # fewer would leave little to shuffle in a lane
+BATCHES_A_LANE = 4  # fewer would leave little to shuffle in a lane
 
 
 def lane_count(batches: int, workers: int, most: int | None = None) -> int:
     """How many lanes share an epoch of that many batches; `most` bounds it where shards cannot be cut.
 
-    Only with more workers than `MOST_LANES` does it depend on them.
+    Only with more workers than `MOST_LANES` does it depend on them. In a short epoch it is a power of two, which the
+    usual numbers of workers share evenly: one lane too many, and one worker does twice the work of the others.
     """
-    lanes = min(max(MOST_LANES, workers), max(1, batches // BATCHES_A_LANE))
-    return lanes if most is None else max(1, min(lanes, most))
+    lanes = max(1, min(batches // BATCHES_A_LANE, sys.maxsize if most is None else most))
+    full = max(MOST_LANES, workers)
+    return full if lanes >= full else 2 ** (lanes.bit_length() - 1)
 
 
 def seed_for(*parts: int | str) -> int:
