@@ -1,21 +1,56 @@
-"""`python -m benchmarks [NAME ...]` prints the table of these benchmarks, or of all."""
+"""`python -m benchmarks [NAME ...]` measures us and the alternative side by side, and writes a table.
+
+It goes to the terminal, and to table.md and table.json in the folder of --out.
+"""
 
 import argparse
 import importlib
+import logging
+import time
+from pathlib import Path
 
-from .measure import table
+from . import results
 
-NAMES = ("flops", "loss")
+NAMES = {  # each a module here with `rows()`
+    "flops": "training FLOPs of the models",
+    "startup": "imports and the way to the first step",
+    "loss": "time and memory of the loss",
+    "gather": "bytes that the ranks exchange for the loss",
+    "checkpoint": "saving and verified loading",
+    "retrieval": "evaluation by CSD and by cosine",
+    "data": "samples/s and memory of the loader",
+    "step": "time and memory of training steps",
+}
 
-parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; default all")
-args = parser.parse_args()
-for name in args.names or NAMES:
-    if name not in NAMES:
-        parser.error(f"there is no benchmark '{name}'; there are: {', '.join(NAMES)}")
-rows = []
-for name in args.names or NAMES:
-    for row in importlib.import_module(f"benchmarks.{name}").rows():
-        print(f"{row.what}: {row.ratio:.3f}", flush=True)
-        rows.append(row)
-print("\n" + table(rows))
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="\n".join(f"  {name:12} {what}" for name, what in NAMES.items()),
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="see below; default all")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="default %(default)s")
+    parser.add_argument("--compare", type=Path, metavar="FILE", help="a table.json of before: show the change")
+    args = parser.parse_args()
+    for name in args.names:
+        if name not in NAMES:
+            parser.error(f"there is no benchmark '{name}'; there are: {', '.join(NAMES)}")
+    try:
+        earlier = results.read(args.compare) if args.compare else None
+    except ValueError as error:
+        parser.error(str(error))
+    logging.disable(logging.WARNING)
+    rows, start = [], time.monotonic()
+    for name in args.names or NAMES:
+        for row in importlib.import_module(f"benchmarks.{name}").rows():
+            print(f"{time.monotonic() - start:4.0f} s  {row.what}: {row.ratio:.3f}", flush=True)
+            rows.append(row)
+    text = results.table(rows, earlier)
+    results.write(rows, args.out, text)
+    print(f"\n{text}\n\n{results.machine()}\nwritten to {args.out}/table.md and table.json")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,10 +1,14 @@
-"""How the benchmarks measure: us and the alternative in one process, in turns, as a ratio with its spread."""
+"""How the benchmarks measure: us and the alternative on the same work, in turns, as a ratio with its spread."""
 
+import json
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -13,9 +17,10 @@ class Row:
 
     Arguments:
         ours, theirs: medians, in `unit`.
-        spread: of the ratio over the repeats, from the lowest to the highest; 0 for counts.
+        spread: of the ratio over the repeats, the middle half of them; None for counts.
         bar: the highest ratio that is claimed, or None where nothing is.
         least: the bar is a lowest ratio instead.
+        note: what else should be known of it.
     """
 
     what: str
@@ -25,39 +30,62 @@ class Row:
     bar: float | None = None
     spread: tuple[float, float] | None = None
     least: bool = False
+    note: str = ""
 
     @property
     def ratio(self) -> float:
+        """The middle of the repeats' ratios is within the spread; this ratio of medians may be a little off it."""
         return self.ours / self.theirs
 
     @property
     def verdict(self) -> str:
         if self.bar is None:
             return ""
-        held = [value >= self.bar if self.least else value <= self.bar for value in (self.ratio, *(self.spread or ()))]
-        if held[0] and not all(held):
-            return "met, but the spread crosses the bar"
-        return "met" if held[0] else "not met"
+        held = {value >= self.bar if self.least else value <= self.bar for value in self.spread or (self.ratio,)}
+        if len(held) == 2:
+            return "too wide a spread to say"
+        return "met" if held.pop() else "not met"
 
 
-def interleaved(ours: Callable[[], object], theirs: Callable[[], object], repeats: int = 5) -> tuple:
-    """(median seconds of ours, of theirs, (lowest, highest) ratio over the repeats), after one warm-up of each."""
-    times: list[tuple[float, float]] = []
-    for _ in range(repeats + 1):
-        pair = []
-        for work in (theirs, ours):
+def row(what: str, pairs: Sequence[tuple[float, float]], unit: str, bar: float | None = None, **more: Any) -> Row:
+    """A row of repeats (ours, theirs), each pair measured one right after the other."""
+    ratios = [a / b for a, b in pairs]
+    quarters = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios
+    medians = [statistics.median(values) for values in zip(*pairs, strict=True)]
+    return Row(what, *medians, unit, bar, (quarters[0], quarters[-1]), **more)
+
+
+def timed(
+    what: str,
+    ours: Callable,
+    theirs: Callable,
+    bar: float | None,
+    repeats: int = 5,
+    before: Callable = lambda: None,
+    **more: Any,
+) -> Row:
+    """Seconds of both, in turns, after a warm-up of each; who begins changes, so that neither is always second.
+
+    `before` is called before each, and not timed.
+    """
+    pairs = []
+    for number in range(repeats + 1):
+        seconds = {}
+        for work in (ours, theirs) if number % 2 else (theirs, ours):
+            before()
             start = time.perf_counter()
             work()
-            pair.append(time.perf_counter() - start)
-        times.append((pair[1], pair[0]))
-    times = times[1:]
-    ratios = [a / b for a, b in times]
-    return statistics.median(a for a, _ in times), statistics.median(b for _, b in times), (min(ratios), max(ratios))
+            seconds[work] = time.perf_counter() - start
+        pairs.append((seconds[ours], seconds[theirs]))
+    return row(what, pairs[1:], "s", bar, **more)
 
 
-def timed(what: str, ours: Callable, theirs: Callable, bar: float | None, repeats: int = 5) -> Row:
-    a, b, spread = interleaved(ours, theirs, repeats)
-    return Row(what, a, b, "s", bar, spread)
+def elsewhere(module: str, *arguments: object) -> Any:
+    """What `python -m MODULE ARGUMENTS` prints last, as JSON: for what must be measured in a fresh process."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *map(str, arguments)], stdout=subprocess.PIPE, text=True, check=True
+    )
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def peak_memory() -> float:
@@ -74,14 +102,3 @@ def reset_peak_memory() -> float:
 def _status(field: str) -> float:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field + ":")) / 1024
-
-
-def table(rows: list[Row]) -> str:
-    """The rows as a Markdown table."""
-    lines = ["| what | ours | theirs | ratio | spread | bar | |", "|---|---|---|---|---|---|---|"]
-    for row in rows:
-        spread = f"{row.spread[0]:.2f} to {row.spread[1]:.2f}" if row.spread else ""
-        bar = "" if row.bar is None else f"{'>=' if row.least else '<='} {row.bar:g}"
-        values = f"{row.ours:.4g} {row.unit} | {row.theirs:.4g} {row.unit} | {row.ratio:.3f}"
-        lines.append(f"| {row.what} | {values} | {spread} | {bar} | {row.verdict} |")
-    return "\n".join(lines)

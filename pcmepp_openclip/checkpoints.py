@@ -8,8 +8,10 @@ import contextlib
 import logging
 import os
 import re
+import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,25 +35,64 @@ def save(checkpoint: dict, path: Path) -> bool:
 
     A failure, such as a full disk, costs this one file and nothing else: it is logged and the run goes on.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    return _write(checkpoint, path) and _settle(path)
+
+
+class Saver:
+    """Saves checkpoints one after the other, and holds a run up no longer than a plain `torch.save` does.
+
+    That is for the writing; the disk is waited for in a thread, while the run goes on. A file has its name only when
+    it is safely there.
+    """
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+
+    def save(self, checkpoint: dict, path: Path, then: Callable[[], None]) -> None:
+        """`then` is called in the thread, once the file is there."""
+        self.wait()
+        if _write(checkpoint, path):
+            self._thread = threading.Thread(target=lambda: _settle(path) and then(), name="checkpoint")
+            self._thread.start()
+
+    def wait(self) -> None:
+        """Until what was saved is on the disk."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def _write(checkpoint: dict, path: Path) -> bool:
     try:
-        with open(temporary, "wb") as file:
-            torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
+        torch.save(checkpoint, _temporary(path))
         return True
     except (OSError, RuntimeError) as error:  # torch wraps a failing write in a RuntimeError
-        logging.error("CHECKPOINT NOT SAVED: %s (%s). Training goes on; free space or check the disk.", path, error)
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        return False
+        return _failed(path, error)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def _settle(path: Path) -> bool:
+    try:
+        _sync(_temporary(path))
+        os.replace(_temporary(path), path)
+        _sync(path.parent)  # makes the rename itself durable
+        return True
+    except OSError as error:
+        return _failed(path, error)
+
+
+def _failed(path: Path, error: Exception) -> bool:
+    logging.error("CHECKPOINT NOT SAVED: %s (%s). Training goes on; free space or check the disk.", path, error)
+    with contextlib.suppress(OSError):
+        _temporary(path).unlink(missing_ok=True)
+    return False
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -69,11 +110,15 @@ def fault(path: Path) -> str | None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """A checkpoint, verified; only tensors and plain types, so that no code of a file is ever run."""
-    problem = fault(path)
-    if problem:
-        raise ValueError(f"{path} is not a good checkpoint: {problem}.")
-    return torch.load(path, map_location="cpu", weights_only=True)
+    """A checkpoint, verified while it is read; only tensors and plain types, so that no code of a file is ever run."""
+    with ThreadPoolExecutor(1) as pool:
+        verified = pool.submit(fault, path)
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True)
+        finally:
+            problem = verified.result()
+            if problem:
+                raise ValueError(f"{path} is not a good checkpoint: {problem}.") from None
 
 
 def newest_first(folder: Path) -> list[Path]:

@@ -37,6 +37,7 @@ class Loop:
         self.resumed: dict[str, Any] | None = None  # the `training` part of the checkpoint, until it was used
         self.samples_seen = 0
         self.saving = False
+        self.saver = checkpoints.Saver()
 
     @functools.cached_property
     def agreement(self) -> Agreement:
@@ -165,6 +166,7 @@ class Loop:
                 if i + 1 < batches and (stop or wants_save):  # else the epoch's own checkpoint follows at once
                     save(i + 1)
                     if stop:
+                        self.saver.wait()
                         self.agreement.mark("stopped", f"step {step + 1}")
                         self.agreement.gather(None)  # a rank that left before the save is done would end the others
                         raise Stopped(f"Stopped on request behind step {step + 1}; start again with --resume latest.")
@@ -190,9 +192,11 @@ class Loop:
         if scaler is not None:
             checkpoint["scaler"] = scaler.state_dict()
         path = self.folder / checkpoints.file_name(epochs, batches)
-        if not checkpoints.save(checkpoint, path):
-            return
-        logging.info("Saved %s, %d samples seen.", path, self.samples_seen)
+        self.saver.save(checkpoint, path, functools.partial(self._saved, path, self.samples_seen))
+
+    def _saved(self, path: Path, samples_seen: int) -> None:
+        """Behind a checkpoint that is on the disk."""
+        logging.info("Saved %s, %d samples seen.", path, samples_seen)
         if self.args.keep_most_recent:
             latest = path.with_name("epoch_latest.pt")
             with contextlib.suppress(FileNotFoundError):

@@ -132,6 +132,8 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
     except Stopped as stopped:
         logging.info("%s", stopped)
         return EXIT_STOPPED
+    finally:
+        loop.saver.wait()
     if code == 0 and loop.saving:
         loop.agreement.mark("done", f"{loop.samples_seen} samples")
     return code

@@ -90,3 +90,16 @@ def test_random_numbers_go_on(tmp_path):
     first = draw()
     rng.restore(checkpoints.load(tmp_path / "epoch_2.pt")["rng"])
     assert draw() == first
+
+
+def test_a_saver_names_a_file_when_it_is_on_the_disk_and_goes_on_behind_a_failure(tmp_path, caplog):
+    saver, seen = checkpoints.Saver(), []
+    for number in (1, 2):
+        path = tmp_path / f"epoch_{number}.pt"
+        saver.save({"w": torch.full((1000,), float(number))}, path, then=lambda path=path: seen.append(path.exists()))
+    gone = tmp_path / "gone"
+    saver.save({}, gone / "epoch_3.pt", then=lambda: seen.append("never"))
+    saver.wait()
+    assert seen == [True, True] and "NOT SAVED" in caplog.text and "gone" in caplog.text
+    assert checkpoints.load(tmp_path / "epoch_2.pt")["w"][0] == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["epoch_1.pt", "epoch_2.pt"]

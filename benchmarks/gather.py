@@ -1,0 +1,79 @@
+"""Bytes that the ranks hand over for the loss in a training step, ours against ClipLoss, by real gloo ranks.
+
+python -m benchmarks gather
+
+Each rank counts what it gives to every collective of the forward and the backward pass; the gradients that DDP
+averages are the same for both and left out.
+"""
+
+import tempfile
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from .loss import inputs, step
+from .measure import Row
+
+COLLECTIVES = (
+    *("all_gather", "all_gather_into_tensor", "all_reduce", "reduce_scatter", "reduce_scatter_tensor"),
+    *("all_to_all", "all_to_all_single", "scatter"),  # the backward pass of open_clip's gather, on gloo
+)
+WORLDS = (2, 4)
+BATCH = 256  # of a rank
+
+
+class Counter:
+    """Stands in for `torch.distributed`'s functions and adds up the bytes that this rank hands over."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.inside = False
+        for name in COLLECTIVES:
+            setattr(dist, name, self.counted(name, getattr(dist, name)))
+
+    def counted(self, name: str, function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self.inside:  # one collective made of another is one
+                return function(*args, **kwargs)
+            given = args[0] if name == "all_reduce" else args[1]
+            given = [] if given is None else given  # a rank that only receives
+            for tensor in given if isinstance(given, (list, tuple)) else [given]:
+                self.bytes += tensor.numel() * tensor.element_size()
+            self.inside = True
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.inside = False
+
+        return call
+
+
+def rank_bytes(rank: int, folder: str, queue: Any) -> None:
+    """What rank 0 hands over, by the number of ranks and the kind of loss."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    counter = Counter()
+    for world in WORLDS:
+        if rank >= world:
+            continue
+        dist.init_process_group("gloo", init_method=f"file://{folder}/{world}", rank=rank, world_size=world)
+        for kind in ("pcmepp", "clip"):
+            counter.bytes = 0
+            step(kind, inputs(BATCH, seed=rank), rank, world)
+            if rank == 0:
+                queue.put(counter.bytes / 1e6)
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def rows() -> Iterator[Row]:
+    queue = mp.get_context("spawn").SimpleQueue()
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(rank_bytes, (folder, queue), nprocs=max(WORLDS))
+    for world in WORLDS:
+        what = f"bytes of a rank for the loss of a step, {world} ranks of {BATCH}"
+        yield Row(what, queue.get(), queue.get(), "MB", 1.005)
