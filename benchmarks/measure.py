@@ -51,8 +51,8 @@ def row(what: str, pairs: Sequence[tuple[float, float]], unit: str, bar: float |
     """A row of repeats (ours, theirs), each pair measured one right after the other."""
     ratios = [a / b for a, b in pairs]
     quarters = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios
-    medians = [statistics.median(values) for values in zip(*pairs, strict=True)]
-    return Row(what, *medians, unit, bar, (quarters[0], quarters[-1]), **more)
+    ours, theirs = (statistics.median(values) for values in zip(*pairs, strict=True))
+    return Row(what, ours, theirs, unit, bar, (quarters[0], quarters[-1]), **more)
 
 
 def timed(

@@ -38,12 +38,9 @@ def rows() -> Iterator[Row]:
         options = [*sizes, "--workers", "0", "--logs", logs, "--save-frequency", "0"]
         ours = ("-m", "pcmepp_openclip.train", "--model", "PCMEpp-ViT-B-32", *options)
         theirs = ("-m", "open_clip_train.main", "--model", "ViT-B-32", *options)
-        yield timed(
-            "a run of one step, ViT-B-32, from the command to its end",
-            *(functools.partial(run, *command) for command in (ours, theirs)),
-            None,
-            repeats=3,
-        )
+        run_ours, run_theirs = (functools.partial(run, *command) for command in (ours, theirs))
+        what = "a run of one step, ViT-B-32, from the command to its end"
+        yield timed(what, run_ours, run_theirs, None, repeats=3)
 
 
 if __name__ == "__main__":

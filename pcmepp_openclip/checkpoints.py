@@ -52,7 +52,7 @@ class Saver:
         """`then` is called in the thread, once the file is there."""
         self.wait()
         if _write(checkpoint, path):
-            self._thread = threading.Thread(target=lambda: _settle(path) and then(), name="checkpoint")
+            self._thread = threading.Thread(target=_settle, args=(path, then), name="checkpoint")
             self._thread.start()
 
     def wait(self) -> None:
@@ -74,14 +74,15 @@ def _write(checkpoint: dict, path: Path) -> bool:
         return _failed(path, error)
 
 
-def _settle(path: Path) -> bool:
+def _settle(path: Path, then: Callable[[], None] = lambda: None) -> bool:
     try:
         _sync(_temporary(path))
         os.replace(_temporary(path), path)
         _sync(path.parent)  # makes the rename itself durable
-        return True
     except OSError as error:
         return _failed(path, error)
+    then()
+    return True
 
 
 def _failed(path: Path, error: Exception) -> bool:
