@@ -6,6 +6,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
+# Test files at a time; each uses one thread.
+PROCESSES ?= 2
 DEBIAN := slurm-wlm munge iproute2
 
 .PHONY: setup demo test test-system bench clean
@@ -24,7 +26,7 @@ demo: setup
 test: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(PYTEST) -m 'not system' tests
+	$(PYTEST) -n $(PROCESSES) --dist loadfile -m 'not system' tests
 
 test-system: setup
 	@dpkg -s $(DEBIAN) >/dev/null 2>&1 || { apt-get update && apt-get install -y --no-install-recommends $(DEBIAN); }
