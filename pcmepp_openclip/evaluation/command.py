@@ -120,9 +120,9 @@ def load(args: argparse.Namespace) -> tuple[Encoder, list[str]]:
             args.model, pretrained=args.pretrained, device=device, output_dict=True
         )
         tokenizer = open_clip.get_tokenizer(args.model)
-    except (RuntimeError, FileNotFoundError, OSError) as error:  # open_clip's kinds for a wrong name, tag or file
+    except (RuntimeError, OSError, AssertionError) as error:  # open_clip's kinds for a wrong name, tag or file
         reason = " ".join(str(error).split())
-        if "loading state_dict" in reason:
+        if "loading state_dict" in reason or isinstance(error, AssertionError):
             reason = f"--pretrained {args.pretrained} does not fit {args.model}: it is of another architecture."
         raise ValueError(reason) from error
     notes = []

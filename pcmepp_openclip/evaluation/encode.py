@@ -69,7 +69,10 @@ class Encoder:
             loader: DataLoader = DataLoader(
                 _Images([places[i] for i in numbers], self.preprocess), self.batch_size, num_workers=self.workers
             )
-            return _cat([self._gaussian(batch, "image") for batch in loader])
+            try:
+                return _cat([self._gaussian(batch, "image") for batch in loader])
+            except ValueError as error:  # a worker's comes with its traceback as text
+                raise ValueError(str(error).strip().splitlines()[-1].removeprefix("ValueError: ")) from None
 
         return self._chunked(encode, len(places), facts, name)
 

@@ -90,7 +90,7 @@ def against_facts(uncertainty_N: Tensor, facts: Sequence[dict[str, Any]]) -> Ite
     for name in dict.fromkeys(name for fact in facts for name in fact):
         values = [fact.get(name) for fact in facts]
         kinds = sorted({value for value in values if isinstance(value, str)})
-        if not (2 <= len(kinds) <= 10 and all(isinstance(value, str) for value in values)):
+        if not (2 <= len(kinds) <= min(10, len(values) - 1) and all(isinstance(value, str) for value in values)):
             continue
         for kind in kinds:
             inside = torch.tensor([value == kind for value in values])
