@@ -6,7 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
-DEBIAN := slurm-wlm munge iproute2
+DEBIAN := slurm-wlm munge iproute2 chromium
 
 .PHONY: setup demo test test-system bench clean
 setup: $(VENV)/.ready

@@ -35,7 +35,7 @@ def png(scene) -> bytes:
     return file.getvalue()
 
 
-def write_retrieval(folder: Path, scenes=SCENES[:48], matches: bool = False) -> Path:
+def write_retrieval(folder: Path, scenes=SCENES[:48], matches: bool = False, captions=captions) -> Path:
     """Two shards of images with three captions each."""
     facts = [{"condition": "round" if scene[1] == "circle" else "edged"} for scene in scenes]
     samples = [
