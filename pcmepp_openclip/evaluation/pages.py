@@ -1,14 +1,13 @@
 """Outcomes to the sections of a report, and to a table for the terminal."""
 
-import io
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from PIL import Image
 
 from .. import plots
+from ..data.decode import decode_image
 from ..report import Picture, Plot, Section
 from . import uncertainty
 from .retrieval import DISTANCES
@@ -33,10 +32,12 @@ uncertain than a hit, 0.5 by chance. Neither sign is given by the method."""
 
 
 def sections(outcomes: Sequence[Outcome]) -> Iterator[Section]:
+    text = UNCERTAINTY  # said once
     for outcome in outcomes:
         yield _numbers(outcome)
         for side in outcome.sides:
-            yield _side(outcome, side)
+            yield _side(outcome, side, text)
+            text = "" if outcome.probabilistic else text
         if outcome.probabilistic:
             yield from _extremes(outcome)
 
@@ -72,7 +73,7 @@ def text_table(outcome: Outcome) -> str:
 
 
 def _numbers(outcome: Outcome) -> Section:
-    main, _ = tables(outcome)
+    main = [[_words_of(name), *cells] for name, *cells in tables(outcome)[0]]
     if outcome.task == "zeroshot":
         text = f"{len(outcome.data.images):,} images of {len(outcome.data.classes):,} classes. {ZEROSHOT}"
         return Section(f"Zero-shot: {outcome.name}", text, main, ["prompts", "accuracy"])
@@ -82,17 +83,12 @@ def _numbers(outcome: Outcome) -> Section:
     return Section(f"Retrieval: {outcome.name}", text, main, ["", *DISTANCES[: len(main[0]) - 1]])
 
 
-def _side(outcome: Outcome, side: Side) -> Section:
+def _side(outcome: Outcome, side: Side, text: str) -> Section:
     prefix = f"{outcome.task}-{outcome.name}-{side.kind}"
     title = f"{outcome.name}: the {side.kind}"
     drawn = [Plot(f"{prefix}-reliability", _reliability(side), "confidence against hits; on the line they agree")]
     if not outcome.probabilistic:
         return Section(title, "Without uncertainties there is only the confidence of the softmax.", plots=drawn)
-    rows = [
-        [name.removeprefix(f"{side.kind}/"), value]
-        for name, value in tables(outcome)[1]
-        if name.startswith(f"{side.kind}/")
-    ]
     drawn = [
         Plot(f"{prefix}-bins", _bins(side), "the samples in 10 bins of equal size, from certain to uncertain"),
         Plot(f"{prefix}-rejection", _rejection(side), "when the most uncertain are rejected; flat is chance"),
@@ -101,7 +97,25 @@ def _side(outcome: Outcome, side: Side) -> Section:
     ]
     if side.kind == "captions":
         drawn.append(Plot(f"{prefix}-words", _words(outcome, side), "mean uncertainty of captions of one length"))
-    return Section(f"{title} and their uncertainty", UNCERTAINTY, rows, ["", "value"], drawn)
+    header = ["", *map(_words_of, side.hits)]
+    return Section(f"{title} and their uncertainty", text, _side_rows(outcome, side), header, drawn)
+
+
+def _side_rows(outcome: Outcome, side: Side) -> list[list[str]]:
+    """A column for each kind of hit; what has to do with none is in the first."""
+    rows: dict[str, list[str]] = {}
+    for name, value in outcome.metrics.items():
+        kind, _, rest = name.partition("/")
+        if kind == side.kind:
+            what, _, key = rest.partition("/")
+            row = rows.setdefault(key if what in side.hits else rest, [""] * len(side.hits))
+            row[list(side.hits).index(what) if what in side.hits else 0] = _number(value)
+    return [[_words_of(name), *cells] for name, cells in rows.items()]
+
+
+def _words_of(name: str) -> str:
+    """A metric's name to read, and to break where a line is short."""
+    return name.replace("_", " ").replace("/", ": ").replace("=", " = ")
 
 
 def _bins(side: Side) -> Any:
@@ -172,7 +186,7 @@ def _picture(outcome: Outcome, number: int, value: float) -> Picture:
         text = data.classes[data.labels[number]]
     else:
         text = data.captions[data.image_of_caption.index(number)]
-    return Picture(Image.open(io.BytesIO(data.images[number].read())), f"{_number(value)}: {text}")
+    return Picture(decode_image(data.images[number].read()), f"{_number(value)}: {text}")
 
 
 def _number(value: float) -> str:
