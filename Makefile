@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 # Test files at a time; each uses one thread.
 PROCESSES ?= 2
-DEBIAN := slurm-wlm munge iproute2
+DEBIAN := slurm-wlm munge iproute2 chromium
 
 .PHONY: setup demo test test-system bench clean
 setup: $(VENV)/.ready

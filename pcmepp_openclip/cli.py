@@ -7,6 +7,7 @@ COMMANDS = {  # name: (module, what it does)
     "train": ("pcmepp_openclip.train", "open_clip's training, for PCME++ models too"),
     "convert": ("pcmepp_openclip.convert", "turn a PCME++ checkpoint into a plain open_clip CLIP one"),
     "data": ("pcmepp_openclip.data.command", "count and check the shards to train on"),
+    "eval": ("pcmepp_openclip.evaluation.command", "retrieval, zero-shot, and what the uncertainty means"),
     "demo": ("pcmepp_openclip.demo", "see a small PCME++ model encode an image and a few captions"),
 }
 

@@ -44,6 +44,9 @@ class PCMEppCLIP(host.CLIP):
 
     Texts may be cut to any length that keeps every EOT: under the causal mask the output is the same.
 
+    `fresh_logvar` tells whether the log-variance branch is untrained as far as loading a file can tell: `create_model`
+    without weights, or with those of a plain CLIP.
+
     Locking a tower freezes CLIP's part of it; its log-variance branch, which has no pretrained weights to
     preserve, stays trainable.
     """
@@ -51,6 +54,7 @@ class PCMEppCLIP(host.CLIP):
     visual: Any
     transformer: Any
     uncertainty_transformer: Any
+    fresh_logvar: bool = True
 
     def __init__(
         self,

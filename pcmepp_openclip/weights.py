@@ -1,15 +1,14 @@
 """What a file's tensors are to a PCME++ model: all of it, a plain CLIP to start from, or neither."""
 
 import logging
-
-from torch import nn
+from typing import Any
 
 from .model import is_sigma
 
 RESIZED = ("positional_embedding", "visual.positional_embedding")  # open_clip interpolates these when they differ
 
 
-def complete_state_dict(model: nn.Module, state_dict: dict) -> dict:
+def complete_state_dict(model: Any, state_dict: dict) -> dict:
     """A state dict that `model` loads strictly, or a ValueError in one sentence.
 
     A file without any log-variance tensor is a plain CLIP: the mean branch takes its weights, the log-variance
@@ -39,6 +38,7 @@ def complete_state_dict(model: nn.Module, state_dict: dict) -> dict:
             raise ValueError(
                 f"it is of another architecture: {name} is {list(tensor.shape)}, the model's {list(own[name].shape)}."
             )
+    model.fresh_logvar = bool(sigma_missing)
     if sigma_missing:
         logging.info(
             "Warm start: the mean branch takes the weights of a plain CLIP; the log-variance branch (%d tensors) "

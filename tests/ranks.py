@@ -1,10 +1,12 @@
-"""Ranks of `pcmepp train` forked from one process that has imported everything, so that a start takes no seconds.
+"""Ranks of `pcmepp train`, or of another command, forked from one process that has imported everything, so that a
+start takes no seconds.
 
-    python ranks.py      reads one JSON request a line: {"world": 2, "argv": [...]} and answers {"pids": [...]};
-                         {"wait": [pids]} answers {"codes": [...]}; a rank that is killed answers -9
+    python ranks.py      reads one JSON request a line: {"world": 2, "argv": [...], "module": "..."} and
+                         answers {"pids": [...]}; {"wait": [pids]} answers {"codes": [...]}, -9 for a killed one
 
-Each rank is a real process that runs `pcmepp_openclip.train.main` and can be signalled by its pid."""
+Each rank is a real process that runs `main` of the module and can be signalled by its pid."""
 
+import importlib
 import json
 import os
 import socket
@@ -29,15 +31,15 @@ class Ranks:
         self.server.stdin.flush()
         return json.loads(self.server.stdout.readline())
 
-    def start(self, world, argv):
-        return self.ask(world=world, argv=[str(x) for x in argv])["pids"]
+    def start(self, world, argv, module="pcmepp_openclip.train"):
+        return self.ask(world=world, argv=[str(x) for x in argv], module=module)["pids"]
 
     def wait(self, pids):
         """Exit codes; once one rank has failed the others are killed, as torchrun does."""
         return self.ask(wait=pids)["codes"]
 
-    def run(self, world, argv):
-        return self.wait(self.start(world, argv))
+    def run(self, world, argv, **kwargs):
+        return self.wait(self.start(world, argv, **kwargs))
 
     def alive(self, pid):
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
@@ -53,7 +55,7 @@ def free_port():
         return s.getsockname()[1]
 
 
-def fork_rank(rank, world, port, argv):
+def fork_rank(rank, world, port, argv, module):
     pid = os.fork()
     if pid:
         return pid
@@ -63,7 +65,7 @@ def fork_rank(rank, world, port, argv):
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     code = 1
     try:
-        code = train.main(argv)
+        code = importlib.import_module(module).main(argv) or 0
     except BaseException:
         import traceback
 
@@ -87,7 +89,7 @@ if __name__ == "__main__":
     os.environ["OMP_NUM_THREADS"] = "1"
     import open_clip_train.main  # noqa: F401  before the fork
 
-    from pcmepp_openclip import train
+    import pcmepp_openclip.train  # noqa: F401
 
     for line in sys.stdin:
         request = json.loads(line)
@@ -95,5 +97,6 @@ if __name__ == "__main__":
             answer = {"codes": wait(request["wait"])}
         else:
             port = free_port()
-            answer = {"pids": [fork_rank(r, request["world"], port, request["argv"]) for r in range(request["world"])]}
+            world, rest = request["world"], (port, request["argv"], request["module"])
+            answer = {"pids": [fork_rank(rank, world, *rest) for rank in range(world)]}
         print(json.dumps(answer), flush=True)

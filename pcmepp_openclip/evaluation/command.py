@@ -1,0 +1,175 @@
+"""`pcmepp eval --model NAME [--pretrained TAG_OR_FILE] --retrieval FOLDER --zeroshot FOLDER --out DIR`
+
+Retrieval, zero-shot classification and what the uncertainty means, as a table, DIR/results.json and DIR/index.html.
+The same command goes on where it was stopped; `torchrun ... -m -- pcmepp_openclip.cli eval ...` shares the work.
+"""
+
+import argparse
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import open_clip
+import torch
+
+from .. import __version__, report
+from ..model import PCMEppCLIP
+from . import coco, pages
+from .datasets import Captioned, Labelled, read_captioned, read_karpathy, read_labelled
+from .encode import Encoder, ranks
+from .tasks import Outcome, on_captions, on_classes
+
+
+def main(argv: list[str]) -> None:
+    args = _arguments(argv)
+    captioned, labelled = _datasets(args)  # before the model: what is wrong here is said at once
+    with ranks() as rank:
+        encoder, notes = load(args)
+        if rank == 0:
+            for note in notes:
+                print(f"note: {note}", file=sys.stderr)
+        outcomes = [on_captions(encoder, name, data, rank) for name, data in captioned.items()]
+        outcomes += [on_classes(encoder, name, *data, rank) for name, data in labelled.items()]
+        if rank == 0:
+            found = [outcome for outcome in outcomes if outcome is not None]
+            write(args, encoder, found, notes)
+
+
+def _arguments(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="pcmepp eval", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    group = parser.add_argument_group("the model")
+    group.add_argument("--model", required=True, help="of open_clip.list_models(), or hf-hub:ORG/NAME, local-dir:PATH")
+    group.add_argument("--pretrained", help="a tag, or a checkpoint file")
+    group = parser.add_argument_group("what to evaluate on; each may be given several times, as FOLDER or NAME=FOLDER")
+    group.add_argument(
+        "--retrieval",
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="images with captions: a folder in clip_benchmark's layout, or shards, as in 'coco/{00..09}.tar'",
+    )
+    group.add_argument(
+        "--zeroshot",
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="images with classes: a folder in clip_benchmark's layout, or with a subfolder of images a class",
+    )
+    group.add_argument("--coco", metavar="JSON", help="Karpathy's dataset_coco.json: COCO 1K, 5K, CxC, ECCV Caption")
+    group.add_argument("--coco-images", metavar="FOLDER", help="where COCO's val2014 is")
+    group.add_argument("--split", default="test", help="the split that is measured (test)")
+    group.add_argument(
+        "--val-split", default="val", help="the split that zero-shot choices are made on, where there is one (val)"
+    )
+    group = parser.add_argument_group("how")
+    group.add_argument("--out", required=True, type=Path, help="the folder for results, report and embeddings")
+    group.add_argument("--batch-size", type=int, default=64)
+    group.add_argument("--workers", type=int, default=min(4, os.cpu_count() or 1), help="processes that decode images")
+    group.add_argument("--precision", choices=("fp32", "amp_bf16"), default="fp32")
+    group.add_argument("--device", help="cuda where there is one, else cpu")
+    args = parser.parse_args(argv)
+    if not (args.retrieval or args.zeroshot or args.coco):
+        raise ValueError("There is nothing to evaluate on: give --retrieval, --zeroshot or --coco.")
+    if args.coco and not args.coco_images:
+        raise ValueError("--coco needs --coco-images, the folder where COCO's val2014 is.")
+    if args.batch_size < 1 or args.workers < 0:
+        raise ValueError("--batch-size must be at least 1, and --workers at least 0.")
+    return args
+
+
+def _datasets(
+    args: argparse.Namespace,
+) -> tuple[dict[str, Captioned], dict[str, tuple[Labelled, Labelled | None]]]:
+    captioned = {name: read_captioned(where, args.split) for name, where in _named(args.retrieval, "--retrieval")}
+    if args.coco:
+        package, data = coco.metrics(), read_karpathy(args.coco, args.coco_images, args.split)
+        assert data.coco_images is not None and data.coco_captions is not None
+        coco.check(package, data.coco_images, data.coco_captions)
+        captioned["coco"] = data
+    labelled: dict[str, tuple[Labelled, Labelled | None]] = {}
+    for name, where in _named(args.zeroshot, "--zeroshot"):
+        apart = (Path(where) / args.val_split).is_dir() and args.val_split != args.split
+        labelled[name] = read_labelled(where, args.split), read_labelled(where, args.val_split) if apart else None
+    return captioned, labelled
+
+
+def _named(texts: list[str], flag: str) -> list[tuple[str, str]]:
+    """(name, place) of each; without a name of its own a folder is called by its last part."""
+    found: dict[str, str] = {}
+    for text in texts:
+        named = re.fullmatch(r"([A-Za-z][\w.-]*)=(.+)", text)
+        name, where = (named[1], named[2]) if named else (Path(text).absolute().name, text)
+        name = re.sub(r"[^\w.-]+", "-", name) or "data"
+        if name in found:
+            raise ValueError(f"{flag}: two are called '{name}'; give them names, as in first={where}.")
+        found[name] = where
+    return list(found.items())
+
+
+def load(args: argparse.Namespace) -> tuple[Encoder, list[str]]:
+    """The model, ready to encode, and what must be said of it."""
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    device = args.device or (f"cuda:{local}" if torch.cuda.is_available() else "cpu")
+    try:
+        model, _, preprocess = open_clip.create_model_and_transforms(
+            args.model, pretrained=args.pretrained, device=device, output_dict=True
+        )
+        tokenizer = open_clip.get_tokenizer(args.model)
+    except (RuntimeError, OSError, AssertionError) as error:  # open_clip's kinds for a wrong name, tag or file
+        reason = " ".join(str(error).split())
+        if "loading state_dict" in reason or isinstance(error, AssertionError):
+            reason = f"--pretrained {args.pretrained} does not fit {args.model}: it is of another architecture."
+        raise ValueError(reason) from error
+    notes = []
+    probabilistic = isinstance(model, PCMEppCLIP)
+    if not args.pretrained and ":" not in args.model:
+        notes.append(f"{args.model} has random weights: give --pretrained.")
+    if not probabilistic:
+        notes.append(f"{args.model} has no log-variance branch: it is evaluated by the mean alone.")
+    elif model.fresh_logvar:
+        probabilistic = False
+        notes.append(
+            "The log-variance branch is fresh, its uncertainty means nothing: the model is evaluated by the mean alone."
+        )
+    encoder = Encoder(
+        model,
+        preprocess,
+        tokenizer,
+        probabilistic,
+        args.out / "embeddings",
+        device=device,
+        precision=args.precision,
+        batch_size=args.batch_size,
+        workers=args.workers,
+    )
+    return encoder, notes
+
+
+def write(args: argparse.Namespace, encoder: Encoder, outcomes: list[Outcome], notes: list[str]) -> None:
+    """results.json, the table and the report."""
+    results: dict[str, Any] = {
+        "pcmepp": __version__,
+        "model": args.model,
+        "pretrained": args.pretrained,
+        "weights": encoder.fingerprint,
+        "precision": args.precision,
+        "split": args.split,
+        "notes": notes,
+    }
+    for outcome in outcomes:
+        results.setdefault(outcome.task, {})[outcome.name] = outcome.as_json()
+    args.out.mkdir(parents=True, exist_ok=True)
+    unfinished = args.out / "results.json.part"
+    unfinished.write_text(json.dumps(results, indent=1), encoding="utf-8")
+    unfinished.replace(args.out / "results.json")
+    for outcome in outcomes:
+        print(f"\n{outcome.name} ({outcome.task})")
+        print(pages.text_table(outcome))
+    name = args.model if not args.pretrained else f"{args.model}, {Path(args.pretrained).name}"
+    page = report.write(args.out, f"Evaluation of {name}", pages.sections(outcomes), " ".join(notes))
+    print(f"\n{args.out / 'results.json'}\n{page}")

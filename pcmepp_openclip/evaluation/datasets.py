@@ -1,0 +1,251 @@
+"""What there is to evaluate on: where each image lies, its captions or its class. No image is read here.
+
+A folder in clip_benchmark's layout serves both tools:
+
+    FOLDER/test/nshards.txt, FOLDER/test/{0..}.tar     image (jpg, png, webp) + .txt, a caption a line: for retrieval
+                                                       image + .cls, the number of a class: for zero-shot
+    FOLDER/classnames.txt, FOLDER/zeroshot_classification_templates.txt      a line each; "{c}" is the class
+    FOLDER/test/matches.json       optional: {"images_of_caption": [[0, 7], ...]}, all images that a caption truly fits
+
+A sample's .json may hold "captions" in place of the .txt, and any other facts, which are kept.
+"""
+
+import json
+import os
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from webdataset.tariterators import base_plus_ext
+
+from ..data.shards import IMAGE_SUFFIXES
+from ..data.sources import expand, kind, local_path
+
+Facts = dict[str, Any]
+
+
+class Place(NamedTuple):
+    """Where the bytes of an image are: a file of its own, or a part of a tar."""
+
+    file: str
+    offset: int
+    size: int
+
+    def read(self) -> bytes:
+        with open(self.file, "rb") as file:
+            file.seek(self.offset)
+            return file.read(self.size)
+
+
+@dataclass
+class Captioned:
+    """Images with one or more captions each, in reading order; captions are counted through all images."""
+
+    images: list[Place] = field(default_factory=list)
+    captions: list[str] = field(default_factory=list)
+    image_of_caption: list[int] = field(default_factory=list)
+    facts: list[Facts] = field(default_factory=list)  # of each image, with its "key"
+    images_of_caption: list[list[int]] | None = None  # the true matches, where they are known
+    coco_images: list[int] | None = None  # COCO's numbers, where it is COCO
+    coco_captions: list[int] | None = None
+
+    def add(self, image: Place, captions: list[str], facts: Facts) -> None:
+        self.image_of_caption += [len(self.images)] * len(captions)
+        self.images.append(image)
+        self.captions += captions
+        self.facts.append(facts)
+
+
+@dataclass
+class Labelled:
+    """Images of known classes, and the prompts to find the class by."""
+
+    classes: list[str]
+    templates: list[str] | None  # with "{c}"; None where the folder has none of its own
+    images: list[Place] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+    facts: list[Facts] = field(default_factory=list)
+
+
+def read_captioned(where: str, split: str = "test", flag: str = "--retrieval") -> Captioned:
+    """The images and captions of a folder in clip_benchmark's layout, or of a pattern of shards."""
+    folder = Path(where)
+    shards = _shards(folder, split, flag) if folder.is_dir() else _local(expand(where, flag), flag)
+    found = Captioned()
+    for key, image, members in _samples(shards, flag):
+        facts = _facts(members, key, flag)
+        captions = facts.pop("captions", None) or members.get("txt", b"").decode("utf-8", "replace").splitlines()
+        captions = [caption.strip() for caption in captions if caption.strip()]
+        if not captions:
+            raise ValueError(
+                f"{flag} {where}: the image {key} has no caption; each needs a .txt with one caption a line."
+            )
+        found.add(image, captions, facts)
+    if not found.images:
+        raise ValueError(f"{flag} {where}: there are no images in it.")
+    if (matches := folder / split / "matches.json").is_file():
+        found.images_of_caption = _matches(matches, found, flag)
+    return found
+
+
+def read_labelled(where: str, split: str = "test", flag: str = "--zeroshot") -> Labelled:
+    """The images and classes of a folder in clip_benchmark's layout, or of an image folder with a subfolder a class."""
+    folder = Path(where)
+    if not folder.is_dir():
+        raise ValueError(f"{flag} {where}: there is no such folder.")
+    classes, templates = _lines(folder / "classnames.txt"), _lines(folder / "zeroshot_classification_templates.txt")
+    for template in templates or ():
+        if "{c}" not in template:
+            raise ValueError(f"{flag} {where}: the template '{template}' has no {{c}} for the class.")
+    if not (folder / split / "nshards.txt").is_file():
+        return _image_folder(folder, split, classes, templates, flag)
+    if not classes:
+        raise ValueError(f"{flag} {where}: it has no classes; put their names into classnames.txt, one a line.")
+    found = Labelled(classes, templates)
+    for key, image, members in _samples(_shards(folder, split, flag), flag):
+        label = members.get("cls", b"").decode("ascii", "replace").strip()
+        if not label.isdigit() or int(label) >= len(classes):
+            raise ValueError(
+                f"{flag} {where}: the image {key} is of no class (its .cls is '{label}'); "
+                f"it must be a number from 0 to {len(classes) - 1}."
+            )
+        found.images.append(image)
+        found.labels.append(int(label))
+        found.facts.append(_facts(members, key, flag))
+    if not found.images:
+        raise ValueError(f"{flag} {where}: there are no images in it.")
+    return found
+
+
+def read_karpathy(annotations: str, images: str, split: str = "test") -> Captioned:
+    """COCO captions in Karpathy's split: dataset_coco.json, and the folder with COCO's val2014 (and train2014)."""
+    try:
+        entries = json.loads(Path(annotations).read_text(encoding="utf-8"))["images"]
+        entries = [entry for entry in entries if entry["split"] == split]
+        found = Captioned(coco_images=[], coco_captions=[])
+        assert found.coco_images is not None and found.coco_captions is not None
+        for entry in entries:
+            path = Path(images) / entry.get("filepath", "") / entry["filename"]
+            if not path.is_file():
+                path = Path(images) / entry["filename"]
+            if not path.is_file():
+                raise ValueError(f"--coco-images {images}: {entry['filename']} is not in it.")
+            sentences = entry["sentences"]
+            captions = [" ".join(sentence["raw"].split()) for sentence in sentences]
+            found.add(_file(path), captions, {"key": path.stem})
+            found.coco_images.append(int(entry["cocoid"]))
+            found.coco_captions += [int(sentence["sentid"]) for sentence in sentences]
+    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"--coco {annotations}: it is not Karpathy's dataset_coco.json ({type(error).__name__}: {error})."
+        ) from None
+    if not found.images:
+        raise ValueError(f"--coco {annotations}: it has no images of the split '{split}'.")
+    return found
+
+
+def _shards(folder: Path, split: str, flag: str) -> list[str]:
+    count = folder / split / "nshards.txt"
+    try:
+        number = int(count.read_text())
+    except FileNotFoundError:
+        raise ValueError(
+            f"{flag} {folder}: it has no {split}/nshards.txt; give a folder in clip_benchmark's layout or a pattern of "
+            "shards, as in 'coco/{00..09}.tar'."
+        ) from None
+    except ValueError:
+        raise ValueError(f"{flag} {folder}: {split}/nshards.txt must hold the number of shards.") from None
+    return [str(folder / split / f"{i}.tar") for i in range(number)]
+
+
+def _local(shards: tuple[str, ...], flag: str) -> list[str]:
+    for shard in shards:
+        if kind(shard) != "local":
+            raise ValueError(f"{flag}: evaluation reads local shards only; copy them to a disk first.")
+    return [local_path(shard) for shard in shards]
+
+
+def _samples(shards: list[str], flag: str) -> Iterator[tuple[str, Place, dict[str, bytes]]]:
+    """Key, image and small members of all samples. Images are only located: a plain tar needs no unpacking."""
+    for shard in shards:
+        key: str | None = None
+        image: Place | None = None
+        members: dict[str, bytes] = {}
+        try:
+            with tarfile.open(shard, "r:") as tar:
+                for info in tar:
+                    prefix, suffix = base_plus_ext(info.name)
+                    if prefix is None or not info.isreg():
+                        continue
+                    if prefix != key:
+                        if key is not None and image is not None:
+                            yield key, image, members
+                        key, image, members = prefix, None, {}
+                    if suffix.lower() in IMAGE_SUFFIXES:
+                        image = Place(os.path.abspath(shard), info.offset_data, info.size)
+                    elif suffix in ("txt", "json", "cls"):
+                        member = tar.extractfile(info)
+                        assert member is not None
+                        members[suffix] = member.read()
+        except (OSError, tarfile.TarError) as error:
+            raise ValueError(f"{flag}: the shard {shard} cannot be read ({type(error).__name__}).") from None
+        if key is not None and image is not None:
+            yield key, image, members
+
+
+def _facts(members: dict[str, bytes], key: str, flag: str) -> Facts:
+    try:
+        facts = json.loads(members.get("json", b"{}"))
+    except ValueError:
+        raise ValueError(f"{flag}: the .json of the image {key} is not JSON.") from None
+    return {"key": key, **(facts if isinstance(facts, dict) else {})}
+
+
+def _matches(path: Path, found: Captioned, flag: str) -> list[list[int]]:
+    try:
+        matches = json.loads(path.read_text(encoding="utf-8"))["images_of_caption"]
+        good = len(matches) == len(found.captions) and all(
+            all(0 <= int(i) < len(found.images) for i in images) and own in images
+            for images, own in zip(matches, found.image_of_caption, strict=True)
+        )
+    except (ValueError, KeyError, TypeError):
+        good = False
+    if not good:
+        raise ValueError(
+            f"{flag}: {path} must hold, for each of the {len(found.captions)} captions in order, the numbers of the "
+            "images it fits, its own among them."
+        )
+    return [sorted(set(map(int, images))) for images in matches]
+
+
+def _image_folder(
+    folder: Path, split: str, classes: list[str] | None, templates: list[str] | None, flag: str
+) -> Labelled:
+    root = folder / split if (folder / split).is_dir() else folder
+    subfolders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    names = classes or [path.name.replace("_", " ") for path in subfolders]
+    if not subfolders or len(names) != len(subfolders):
+        raise ValueError(
+            f"{flag} {folder}: it has no classes; it needs {split}/nshards.txt and classnames.txt, or a subfolder of "
+            "images for each class."
+        )
+    found = Labelled(names, templates)
+    for label, subfolder in enumerate(subfolders):
+        for path in sorted(subfolder.rglob("*")):
+            if path.suffix.lower().lstrip(".") in IMAGE_SUFFIXES:
+                found.images.append(_file(path))
+                found.labels.append(label)
+                found.facts.append({"key": str(path.relative_to(root))})
+    if not found.images:
+        raise ValueError(f"{flag} {folder}: there are no images in the subfolders of its classes.")
+    return found
+
+
+def _file(path: Path) -> Place:
+    return Place(os.path.abspath(path), 0, path.stat().st_size)
+
+
+def _lines(path: Path) -> list[str] | None:
+    return [line.strip() for line in path.read_text("utf-8").splitlines()] if path.is_file() else None

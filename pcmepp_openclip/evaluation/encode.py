@@ -1,0 +1,172 @@
+"""Images and texts to Gaussians: in chunks, on one or many ranks, kept on disk so that a stopped evaluation goes on.
+
+A chunk is a file, named by what was encoded and by which weights. Ranks take chunks in turn, so that the result is the
+same on any number of them; they must share the folder. A plain CLIP gives points: Gaussians of variance zero.
+"""
+
+import contextlib
+import datetime
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from tqdm import tqdm
+
+from ..data.batches import cut_texts
+from ..data.decode import BadImage, decode_image
+from ..gaussian import Gaussian
+from ..model import PCMEppCLIP
+from .datasets import Place
+
+CHUNK = 512
+
+
+@dataclass
+class Encoder:
+    """A model with its preprocessing and tokenizer.
+
+    Arguments:
+        probabilistic: whether the model's log-variances mean anything; if not, only its means are used.
+        cache: the folder of the chunks.
+        precision: "fp32", or "amp_bf16" for autocast.
+    """
+
+    model: Any
+    preprocess: Any
+    tokenizer: Any
+    probabilistic: bool
+    cache: Path
+    device: str = "cpu"
+    precision: str = "fp32"
+    batch_size: int = 64
+    workers: int = 0
+
+    def __post_init__(self) -> None:
+        self.model.eval()
+        facts = [self.probabilistic, self.precision, repr(self.preprocess), type(self.tokenizer).__name__]
+        self.fingerprint = fingerprint(self.model.state_dict(), facts)
+
+    @property
+    def scale(self) -> float:
+        """What CLIP multiplies a cosine by."""
+        return self.model.logit_scale.detach().exp().item()
+
+    def images(self, places: Sequence[Place], name: str = "images") -> Gaussian:
+        stamps = {file: os.stat(file) for file in {place.file for place in places}}
+        facts = [(*place, stamps[place.file].st_size, stamps[place.file].st_mtime_ns) for place in places]
+
+        def encode(numbers: range) -> Gaussian:
+            loader: DataLoader = DataLoader(
+                _Images([places[i] for i in numbers], self.preprocess), self.batch_size, num_workers=self.workers
+            )
+            try:
+                return _cat([self._gaussian(batch, "image") for batch in loader])
+            except ValueError as error:  # a worker's comes with its traceback as text
+                raise ValueError(str(error).strip().splitlines()[-1].removeprefix("ValueError: ")) from None
+
+        return self._chunked(encode, len(places), facts, name)
+
+    def texts(self, texts: Sequence[str], name: str = "texts") -> Gaussian:
+        """Equal texts are encoded once: they get equal Gaussians, and ties stay ties."""
+        unique = list(dict.fromkeys(texts))
+
+        def encode(numbers: range) -> Gaussian:
+            parts = [list(numbers)[i : i + self.batch_size] for i in range(0, len(numbers), self.batch_size)]
+            return _cat([self._gaussian(self._tokens([unique[i] for i in part]), "text") for part in parts])
+
+        encoded = self._chunked(encode, len(unique), unique, name)
+        number = {text: i for i, text in enumerate(unique)}
+        rows = torch.tensor([number[text] for text in texts])
+        return Gaussian(encoded.mean[rows], encoded.logvar[rows])
+
+    def _tokens(self, texts: list[str]) -> Tensor:
+        tokens = self.tokenizer(texts)
+        if isinstance(self.model, PCMEppCLIP) and self.model.attn_mask is not None:
+            return cut_texts(tokens, pad=int(self.tokenizer([""])[0, -1]))
+        return tokens
+
+    @torch.inference_mode()
+    def _gaussian(self, batch: Tensor, kind: str) -> Gaussian:
+        autocast = torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.precision == "amp_bf16")
+        batch = batch.to(self.device)
+        with autocast:
+            if self.probabilistic:
+                mean, logvar = getattr(self.model, f"encode_{kind}_gaussian")(batch)
+            else:
+                mean = F.normalize(getattr(self.model, f"encode_{kind}")(batch), dim=-1)
+                logvar = torch.full_like(mean, float("-inf"))
+        if not mean.isfinite().all():
+            raise ValueError("The model's output is not finite: try --precision fp32, or another checkpoint.")
+        return Gaussian(mean.float().cpu(), logvar.float().cpu())
+
+    def _chunked(self, encode: Any, count: int, facts: Any, name: str) -> Gaussian:
+        folder = self.cache / f"{name}-{hashlib.sha256((self.fingerprint + repr(facts)).encode()).hexdigest()[:16]}"
+        folder.mkdir(parents=True, exist_ok=True)
+        chunks = [(folder / f"{i:06d}.safetensors", range(i, min(i + CHUNK, count))) for i in range(0, count, CHUNK)]
+        rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        mine = chunks[rank::world]
+        for path, numbers in tqdm(mine, desc=name, unit_scale=CHUNK, unit="", disable=None if rank == 0 else True):
+            if not path.exists():
+                gaussian = encode(numbers)
+                unfinished = path.with_suffix(f".{rank}")
+                save_file({"mean": gaussian.mean, "logvar": gaussian.logvar}, unfinished)
+                unfinished.replace(path)
+        if world > 1:
+            dist.barrier()
+        try:
+            parts = [load_file(path) for path, _ in chunks]
+        except OSError as error:
+            raise ValueError(f"{folder} lacks what another rank wrote ({error}): the ranks must share --out.") from None
+        return _cat([Gaussian(part["mean"], part["logvar"]) for part in parts])
+
+
+class _Images(Dataset):
+    def __init__(self, places: Sequence[Place], preprocess: Any):
+        self.places, self.preprocess = places, preprocess
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, number: int) -> Tensor:
+        place = self.places[number]
+        try:
+            return self.preprocess(decode_image(place.read()))
+        except BadImage as error:
+            # Left out, it would change the numbers without a word.
+            raise ValueError(f"An image of {place.file} (at byte {place.offset}) cannot be read: {error}.") from None
+
+
+def fingerprint(state_dict: dict[str, Tensor], facts: Any) -> str:
+    """A name for these weights, by content."""
+    found = hashlib.sha256(json.dumps(facts).encode())
+    for name, tensor in state_dict.items():
+        found.update(f"{name}{list(tensor.shape)}{tensor.dtype}".encode())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+@contextlib.contextmanager
+def ranks() -> Any:
+    """The process group of a `torchrun`; only barriers need it, so gloo does on any device. Yields the rank."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield 0
+        return
+    dist.init_process_group("gloo", timeout=datetime.timedelta(hours=12))  # while one computes, the others wait
+    try:
+        yield dist.get_rank()
+    finally:
+        dist.destroy_process_group()
+
+
+def _cat(parts: Sequence[Gaussian]) -> Gaussian:
+    return Gaussian(torch.cat([part.mean for part in parts]), torch.cat([part.logvar for part in parts]))

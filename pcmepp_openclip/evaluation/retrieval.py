@@ -1,0 +1,153 @@
+"""Retrieval with several right answers a query, by three distances, in chunks of the matrix.
+
+How it must not be read: R@k counts only the caption that was written for an image, as the field does; a model that
+finds another caption that fits as well is wrong there. mAP@R and R-Precision are for that, where all matches are known.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..gaussian import Gaussian
+
+KS = (1, 5, 10)
+DISTANCES = ("mean", "csd", "wasserstein")
+Matches = Sequence[Sequence[int]]  # for each query the numbers of the right items of the gallery
+
+
+class Product(NamedTuple):
+    """A distance in the form that needs no N x M x D: its negative, up to a term of the query's own and a factor 2,
+    is `query @ gallery.T - offset`."""
+
+    query_NE: Tensor
+    gallery_ME: Tensor
+    offset_M: Tensor
+
+
+def product(query: Gaussian, gallery: Gaussian, distance: str) -> Product:
+    """With unit means: "mean" is the cosine, "csd" `|mu - mu'|^2 + sum sigma^2 + sum sigma'^2`, "wasserstein" the
+    2-Wasserstein distance of diagonal Gaussians, `|mu - mu'|^2 + |sigma - sigma'|^2`."""
+    mean_ND, mean_MD = query.mean.float(), gallery.mean.float()
+    if distance == "mean":
+        return Product(mean_ND, mean_MD, mean_MD.new_zeros(len(mean_MD)))
+    offset_M = gallery.uncertainty / 2
+    if distance == "csd":
+        return Product(mean_ND, mean_MD, offset_M)
+    assert distance == "wasserstein", distance
+    sigma_ND, sigma_MD = (0.5 * query.logvar).exp(), (0.5 * gallery.logvar).exp()
+    return Product(torch.cat([mean_ND, sigma_ND], 1), torch.cat([mean_MD, sigma_MD], 1), offset_M)
+
+
+def nearest(query: Gaussian, gallery: Gaussian, distance: str, k: int, chunk: int = 2**24) -> Iterator[Tensor]:
+    """The numbers of the k nearest items, [n, k], nearest first, for chunks of queries in order.
+
+    Ties are broken by a fixed random order of the gallery, never by the order in which right answers lie: a model
+    that maps everything to one point finds as much as chance does.
+    """
+    order_M = torch.randperm(len(gallery.mean), generator=torch.Generator().manual_seed(0))
+    query_NE, gallery_ME, offset_M = product(query, Gaussian(*(part[order_M] for part in gallery)), distance)
+    step = max(1, chunk // len(gallery_ME))
+    for start in range(0, len(query_NE), step):
+        score = query_NE[start : start + step] @ gallery_ME.T - offset_M
+        yield order_M[score.topk(min(k, score.shape[1]), dim=1).indices]
+
+
+def hits(top_nK: Tensor, matches: Matches) -> Tensor:
+    """Whether each retrieved item is right, [n, K]."""
+    right = [torch.isin(row, torch.as_tensor(match)) for row, match in zip(top_nK, matches, strict=True)]
+    return torch.stack(right)
+
+
+def recalls(hit_NK: Tensor, ks: Sequence[int] = KS) -> Iterator[tuple[str, float]]:
+    """R@k: the share of queries with a right item among the first k."""
+    for k in ks:
+        yield f"R@{k}", hit_NK[:, :k].any(dim=1).float().mean().item()
+
+
+def precisions(hit_NK: Tensor, number_N: Tensor) -> tuple[Tensor, Tensor]:
+    """(mAP@R, R-Precision) of each query, [N], from right or wrong at the first K places, where R, the number of
+    right items, is at most K.
+
+        R-Precision = share of right items among the first R
+        mAP@R       = 1/R sum over r = 1..R of (precision at r if item r is right, else 0)
+    """
+    place_K = torch.arange(1, hit_NK.shape[1] + 1)
+    counted_NK = hit_NK.double() * (place_K <= number_N[:, None])
+    precision_NK = counted_NK.cumsum(dim=1) / place_K
+    return (precision_NK * counted_NK).sum(dim=1) / number_N, counted_NK.sum(dim=1) / number_N
+
+
+def invert(matches: Matches, count: int) -> list[list[int]]:
+    """Matches seen from the other side, which has `count` items."""
+    inverse: list[list[int]] = [[] for _ in range(count)]
+    for i, items in enumerate(matches):
+        for j in items:
+            inverse[j].append(i)
+    return inverse
+
+
+def first_hit(query: Gaussian, gallery: Gaussian, matches: Matches, distance: str = "mean") -> Tensor:
+    """Whether the nearest item is a right one, [N] of 0 and 1: what uncertainty is held against."""
+    top_N1 = torch.cat(list(nearest(query, gallery, distance, 1)))
+    return hits(top_N1, matches)[:, 0].float()
+
+
+def confidence(query: Gaussian, gallery: Gaussian, scale: float, chunk: int = 2**24) -> Tensor:
+    """The probability that the softmax over the gallery, by the cosine times `scale`, gives to its first item, [N]."""
+    step = max(1, chunk // len(gallery.mean))
+    logits = (scale * part @ gallery.mean.T for part in query.mean.split(step))
+    return torch.cat([part.softmax(dim=1).amax(dim=1) for part in logits])
+
+
+def retrieval(
+    images: Gaussian,
+    texts: Gaussian,
+    image_of_text: Sequence[int],
+    images_of_text: Matches | None = None,
+    distances: Sequence[str] = DISTANCES,
+) -> Iterator[tuple[str, float]]:
+    """R@k, mAP@R and R-Precision in both directions, and RSUM (the six R@k in per cent, added), by each distance.
+
+    Arguments:
+        image_of_text: for each text the image that it was written for: R@k.
+        images_of_text: for each text all images that it fits, where known: mAP@R and R-Precision, and R@1 with any of
+            them right as `true_R@1`. Without, these are computed from `image_of_text` too.
+
+    Yields names like "csd/image_to_text_R@1".
+    """
+    pairs = [[i] for i in image_of_text]
+    matches = pairs if images_of_text is None else images_of_text
+    n = len(images.mean)
+    directions = {
+        "image_to_text": (images, texts, invert(pairs, n), invert(matches, n)),
+        "text_to_image": (texts, images, pairs, matches),
+    }
+    for distance in distances:
+        rsum = 0.0
+        for name, (query, gallery, own, right) in directions.items():
+            found = dict(_one_direction(query, gallery, own, right, distance))
+            rsum += sum(100 * value for key, value in found.items() if key.startswith("R@"))
+            if images_of_text is None:
+                del found["true_R@1"]
+            yield from ((f"{distance}/{name}_{key}", value) for key, value in found.items())
+        yield f"{distance}/RSUM", rsum
+
+
+def _one_direction(
+    query: Gaussian, gallery: Gaussian, own: Matches, right: Matches, distance: str
+) -> Iterator[tuple[str, float]]:
+    number_N = torch.tensor([len(items) for items in right])
+    paired, first, by_query, start = [], [], [], 0
+    for top in nearest(query, gallery, distance, max(*KS, int(number_N.max()))):
+        rows = slice(start, start := start + len(top))
+        paired.append(hits(top[:, : max(KS)], own[rows]))
+        hit = hits(top, right[rows])
+        first.append(hit[:, :1])
+        by_query.append(torch.stack(precisions(hit, number_N[rows])))
+    yield from recalls(torch.cat(paired))
+    yield "true_R@1", torch.cat(first).float().mean().item()
+    average, precision = torch.cat(by_query, dim=1).mean(dim=1).tolist()
+    yield "mAP@R", average
+    yield "R-Precision", precision

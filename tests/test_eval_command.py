@@ -1,0 +1,346 @@
+"""`pcmepp eval` as a user runs it: its numbers against the model itself, stops, ranks, plain models, mistakes."""
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import open_clip
+import pytest
+import torch
+from eval_data import CLASSES, TEMPLATES, captions, png, true_matches, write_retrieval, write_tar, write_zeroshot
+from helpers import make_model, mini_config, plain_config, plain_twin
+from PIL import Image
+from ranks import Ranks
+from shards import SCENES as ALL_SCENES
+
+from pcmepp_openclip import cli, report
+from pcmepp_openclip.evaluation import datasets, encode, retrieval, zeroshot
+from pcmepp_openclip.gaussian import Gaussian
+
+SCENES = ALL_SCENES[:48]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A checkpoint of random weights, and two folders."""
+    folder = tmp_path_factory.mktemp("eval")
+    write_retrieval(folder / "scenes", SCENES, matches=True)
+    write_zeroshot(folder / "shapes")
+    torch.save(make_model("PCMEpp-tiny").state_dict(), folder / "model.pt")
+    return folder
+
+
+@pytest.fixture
+def no_report(monkeypatch):
+    """The figures take longer than all the rest."""
+    monkeypatch.setattr(report, "write", lambda folder, *args: folder / "index.html")
+
+
+def arguments(place, out, *more, model=("PCMEpp-tiny", "model.pt")):
+    argv = ["--model", model[0], "--pretrained", str(place / model[1]), "--out", str(out), "--workers", "0"]
+    return [*argv, *map(str, more)]
+
+
+def evaluate(place, out, *more, **kwargs):
+    more = more or ("--retrieval", place / "scenes", "--zeroshot", place / "shapes")
+    assert cli.main(["eval", *arguments(place, out, *more, **kwargs)]) == 0
+    return json.loads((out / "results.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def results(place):
+    return evaluate(place, place / "out")
+
+
+def gaussians(model, scenes, texts):
+    _, _, preprocess = open_clip.create_model_and_transforms("PCMEpp-tiny")
+    pixels = torch.stack([preprocess(Image.open(io.BytesIO(png(scene)))) for scene in scenes])
+    with torch.inference_mode():
+        tokens = open_clip.get_tokenizer("PCMEpp-tiny")(texts)
+        return model.eval().encode_image_gaussian(pixels), model.encode_text_gaussian(tokens)
+
+
+def test_retrieval_numbers_are_those_of_the_model(results):
+    images, texts = gaussians(make_model("PCMEpp-tiny"), SCENES, [text for scene in SCENES for text in captions(scene)])
+    pairs = [i for i in range(len(SCENES)) for _ in range(3)]
+    expected = dict(retrieval.retrieval(images, texts, pairs, true_matches(SCENES)))
+    got = results["retrieval"]["scenes"]
+    assert (got["images"], got["captions"]) == (48, 144)
+    assert {name: got["metrics"][name] for name in expected} == pytest.approx(expected, abs=1e-6)
+    for name in ("images/condition=round/AUROC", "captions/matches_Spearman", "captions/true_R@1/miss_AUROC"):
+        assert 0 <= abs(got["metrics"][name]) <= 1
+    assert sum(number for *_, number in got["bins"]["captions/R@1"]) == 144
+
+
+def test_zeroshot_numbers_are_those_of_the_model(results):
+    prompts = [template.format(c=c) for c in CLASSES for template in TEMPLATES]
+    model = make_model("PCMEpp-tiny")
+    (images, texts), (known, _) = gaussians(model, ALL_SCENES[::2], prompts), gaussians(model, ALL_SCENES[1::2], ["x"])
+    labels = [[CLASSES.index(f"{scene[0]} {scene[1]}") for scene in ALL_SCENES[i::2]] for i in (0, 1)]
+    shape = len(CLASSES), len(TEMPLATES), -1
+    cube = Gaussian(texts.mean.reshape(shape), texts.logvar.reshape(shape))
+    expected = dict(zeroshot.zeroshot(images, labels[0], cube, 0, (known, labels[1])))
+    got = results["zeroshot"]["shapes"]
+    assert (got["images"], got["classes"]) == (64, 32)
+    assert {name: got["metrics"][name] for name in expected} == pytest.approx(expected, abs=1e-6)
+
+
+def test_what_it_leaves_behind(place, results, no_report, capsys):
+    assert results["model"] == "PCMEpp-tiny" and results["notes"] == [] and len(results["weights"]) == 64
+    page = (place / "out/index.html").read_text()
+    assert "Retrieval: scenes" in page and "Zero-shot: shapes" in page and page.count("<img") == 2 * 2 * 8
+    assert len(list((place / "out").glob("*.png"))) == page.count("<svg ") == 13
+    again = evaluate(place, place / "out")
+    assert again == results
+    lines = capsys.readouterr().out.splitlines()
+    value = results["retrieval"]["scenes"]["metrics"]["csd/text_to_image_mAP@R"]
+    assert any(line.split()[:1] == ["text_to_image_mAP@R"] and line.split()[2] == f"{value:.4f}" for line in lines)
+
+
+def test_a_stopped_evaluation_goes_on(place, tmp_path, results, monkeypatch, no_report):
+    monkeypatch.setattr(encode, "CHUNK", 16)
+    encoded, stock = [], encode.Encoder._gaussian
+
+    def counted(self, batch, kind):
+        if len(encoded) == 5:
+            raise KeyboardInterrupt
+        encoded.append(len(batch))
+        return stock(self, batch, kind)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(encode.Encoder, "_gaussian", counted)
+        evaluate(place, tmp_path, "--retrieval", place / "scenes")
+    assert not (tmp_path / "results.json").exists()
+    before = len(encoded)
+    monkeypatch.setattr(encode.Encoder, "_gaussian", lambda *a: encoded.append(0) or stock(*a))
+    got = evaluate(place, tmp_path, "--retrieval", place / "scenes")
+    assert before == 5 and len(encoded) == 3 + 7  # chunks of 48 images and 112 different captions
+    for name, value in results["retrieval"]["scenes"]["metrics"].items():
+        assert got["retrieval"]["scenes"]["metrics"][name] == pytest.approx(value, abs=1e-5), name
+    evaluate(place, tmp_path, "--retrieval", place / "scenes")
+    assert len(encoded) == 10  # nothing is encoded twice
+
+
+def test_other_weights_or_other_data_are_encoded_anew(place, tmp_path, monkeypatch, no_report):
+    encoded, stock = [], encode.Encoder._gaussian
+    monkeypatch.setattr(
+        encode.Encoder, "_gaussian", lambda self, batch, kind: encoded.append(kind) or stock(self, batch, kind)
+    )
+    shutil.copytree(place / "scenes", tmp_path / "scenes")
+    torch.save(make_model("PCMEpp-tiny", seed=1).state_dict(), tmp_path / "model.pt")
+    run = "--retrieval", tmp_path / "scenes", "--batch-size", 512
+    first = evaluate(place, tmp_path / "out", *run)
+    other = evaluate(tmp_path, tmp_path / "out", *run)
+    assert encoded == ["image", "text"] * 2 and first["weights"] != other["weights"]
+    write_tar(
+        tmp_path / "scenes/test/1.tar", [{"png": png(s), "txt": "\n".join(captions(s))} for s in SCENES[24:][::-1]]
+    )
+    (tmp_path / "scenes/test/matches.json").unlink()
+    evaluate(tmp_path, tmp_path / "out", *run)
+    assert encoded[4:] == ["image", "text"]
+
+
+def test_any_number_of_ranks_gives_the_same_file(place, tmp_path):
+    ranks = Ranks(tmp_path / "log")
+    try:
+        for world in (1, 3):
+            argv = arguments(
+                place, tmp_path / str(world), "--retrieval", place / "scenes", "--zeroshot", place / "shapes"
+            )
+            assert ranks.run(world, argv, module="eval_rank") == [0] * world, (tmp_path / "log").read_text()[-3000:]
+    finally:
+        ranks.close()
+    assert (tmp_path / "1/results.json").read_bytes() == (tmp_path / "3/results.json").read_bytes()
+
+
+def test_a_plain_clip_is_evaluated_by_the_mean(place, tmp_path, results, capsys):
+    (tmp_path / "plain-tiny.json").write_text(json.dumps(plain_config("PCMEpp-tiny")))
+    open_clip.add_model_config(tmp_path / "plain-tiny.json")
+    torch.save(plain_twin(make_model("PCMEpp-tiny"), "PCMEpp-tiny").state_dict(), tmp_path / "plain.pt")
+    folders = "--retrieval", place / "scenes", "--zeroshot", place / "shapes"
+    note = "has no log-variance branch: it is evaluated by the mean alone."
+    for model, words in (("plain-tiny", note), ("PCMEpp-tiny", "The log-variance branch is fresh")):
+        got = evaluate(tmp_path, tmp_path / model, *folders, model=(model, "plain.pt"))
+        assert words in capsys.readouterr().err and words in " ".join(got["notes"])
+        for task, name in (("retrieval", "scenes"), ("zeroshot", "shapes")):
+            metrics, whole = got[task][name]["metrics"], results[task][name]["metrics"]
+            assert metrics == pytest.approx({key: whole[key] for key in metrics}, abs=1e-5)
+            assert "bins" not in got[task][name] and not any("csd" in key or "certain" in key for key in metrics)
+        assert words in (tmp_path / model / "index.html").read_text()
+
+
+def test_an_image_folder_of_classes(place, tmp_path, results, no_report):
+    for split, start in (("test", 0), ("val", 1)):
+        for i, scene in enumerate(ALL_SCENES[start::2]):
+            path = tmp_path / "images" / split / f"{CLASSES.index(f'{scene[0]} {scene[1]}'):02d}" / f"{i:03d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(png(scene))
+    for name in ("classnames.txt", "zeroshot_classification_templates.txt"):
+        shutil.copy(place / "shapes" / name, tmp_path / "images")
+    got = evaluate(place, tmp_path / "out", "--zeroshot", f"shapes={tmp_path / 'images'}")
+    assert got["zeroshot"]["shapes"]["metrics"] == pytest.approx(results["zeroshot"]["shapes"]["metrics"], abs=1e-5)
+    (tmp_path / "images/classnames.txt").unlink()
+    assert datasets.read_labelled(str(tmp_path / "images")).classes[:2] == ["00", "01"]
+
+
+def test_shards_with_captions_in_json(place, tmp_path, results, no_report):
+    samples = [{"json": json.dumps({"captions": captions(s), "who": "me"}), "jpg": png(s)} for s in SCENES]
+    write_tar(tmp_path / "x-0.tar", samples[:20])
+    write_tar(tmp_path / "x-1.tar", samples[20:])
+    data = datasets.read_captioned(f"{tmp_path}/x-{{0..1}}.tar")
+    assert data.facts[0] == {"key": "s0000", "who": "me"} and data.image_of_caption[60:64] == [20, 20, 20, 21]
+    got = evaluate(place, tmp_path / "out", "--retrieval", f"x={tmp_path}/x-*.tar")["retrieval"]["x"]["metrics"]
+    whole = results["retrieval"]["scenes"]["metrics"]
+    assert got["csd/text_to_image_R@5"] == pytest.approx(whole["csd/text_to_image_R@5"])
+    assert "csd/text_to_image_true_R@1" not in got
+
+
+def test_the_prompts_of_the_paper_where_a_folder_has_none(place, tmp_path, no_report):
+    scenes = ALL_SCENES[:16]
+    write_zeroshot(tmp_path / "shapes", scenes, splits=["test"])
+    (tmp_path / "shapes/zeroshot_classification_templates.txt").unlink()
+    (tmp_path / "shapes/classnames.txt").write_text("\n".join(CLASSES[:4]))
+    got = evaluate(place, tmp_path / "out", "--zeroshot", tmp_path / "shapes")["zeroshot"]["shapes"]["metrics"]
+    assert "top_40_certain" in got and "best_K_a_class" not in got and len(open_clip.OPENAI_IMAGENET_TEMPLATES) == 80
+    images, texts = gaussians(make_model("PCMEpp-tiny"), scenes, [f"a photo of a {c}." for c in CLASSES[:4]])
+    labels = torch.tensor([CLASSES.index(f"{scene[0]} {scene[1]}") for scene in scenes])
+    right = (images.mean @ texts.mean.T).argmax(dim=1) == labels
+    assert got["one_prompt"] == pytest.approx(right.double().mean().item())
+
+
+def test_karpathy_s_split(tmp_path):
+    (tmp_path / "val2014").mkdir()
+    entries = []
+    for i, scene in enumerate(SCENES[:3]):
+        (tmp_path / f"val2014/{i}.jpg").write_bytes(png(scene))
+        sentences = [{"raw": f" {text}\n", "sentid": 10 * i + j} for j, text in enumerate(captions(scene))]
+        entry = {"filepath": "val2014", "filename": f"{i}.jpg", "cocoid": 100 + i, "sentences": sentences}
+        entries.append({**entry, "split": "train" if i == 1 else "test"})
+    (tmp_path / "coco.json").write_text(json.dumps({"images": entries}))
+    data = datasets.read_karpathy(str(tmp_path / "coco.json"), str(tmp_path))
+    assert data.coco_images == [100, 102] and data.coco_captions == [0, 1, 2, 20, 21, 22]
+    assert data.captions[:3] == captions(SCENES[0]) and data.image_of_caption == [0, 0, 0, 1, 1, 1]
+    assert data.images[1].read() == png(SCENES[2])
+    assert len(datasets.read_karpathy(str(tmp_path / "coco.json"), str(tmp_path / "val2014")).images) == 2
+    with pytest.raises(ValueError, match=r"--coco-images .*nowhere: 0.jpg is not in it\."):
+        datasets.read_karpathy(str(tmp_path / "coco.json"), str(tmp_path / "nowhere"))
+    (tmp_path / "coco.json").write_text('{"annotations": []}')
+    with pytest.raises(ValueError, match=r"coco.json: it is not Karpathy's dataset_coco.json \(KeyError: 'images'\)\."):
+        datasets.read_karpathy(str(tmp_path / "coco.json"), str(tmp_path))
+
+
+def spoil(folder: Path, what: str) -> list[str]:
+    """A mistake, made in a fresh copy of the folders; the flags to run into it."""
+    scenes, shapes = folder / "scenes", folder / "shapes"
+    retrieval, zero = ["--retrieval", str(scenes)], ["--zeroshot", str(shapes)]
+    one = {"png": png(SCENES[0])}
+    if what == "nothing to do":
+        return []
+    if what == "no such folder":
+        return ["--retrieval", str(folder / "nowhere")]
+    if what == "no such zero-shot folder":
+        return ["--zeroshot", str(folder / "nowhere")]
+    if what == "no nshards":
+        (scenes / "test/nshards.txt").unlink()
+    elif what == "no captions":
+        write_tar(scenes / "test/1.tar", [one])
+    elif what == "empty captions":
+        write_tar(scenes / "test/1.tar", [{**one, "txt": "\n \n"}])
+    elif what == "no images":
+        write_tar(scenes / "test/0.tar", [{"txt": "a"}])
+        write_tar(scenes / "test/1.tar", [])
+    elif what == "not a tar":
+        (scenes / "test/0.tar").write_text("x" * 2000)
+    elif what == "bad matches":
+        (scenes / "test/matches.json").write_text('{"images_of_caption": [[0]]}')
+    elif what == "broken image":
+        write_tar(scenes / "test/1.tar", [{"png": png(SCENES[0])[:-40], "txt": "a"}])
+        (scenes / "test/matches.json").unlink()
+    elif what == "remote":
+        return ["--retrieval", "https://127.0.0.1/{0..1}.tar"]
+    elif what == "two of one name":
+        return [*retrieval, *retrieval]
+    elif what == "coco without images":
+        return ["--coco", "x.json"]
+    elif what == "batch size":
+        return [*retrieval, "--batch-size", "0"]
+    elif what == "no classes":
+        (shapes / "classnames.txt").unlink()
+        return zero
+    elif what == "no classes at all":
+        return ["--zeroshot", str(scenes / "test")]
+    elif what == "no label":
+        write_tar(shapes / "test/0.tar", [one])
+        return zero
+    elif what == "label out of range":
+        write_tar(shapes / "test/0.tar", [{**one, "cls": "32"}])
+        return zero
+    elif what == "template":
+        (shapes / "zeroshot_classification_templates.txt").write_text("a photo of a {}.")
+        return zero
+    else:
+        raise AssertionError(what)
+    return retrieval
+
+
+@pytest.mark.parametrize(
+    "what, words",
+    {
+        "nothing to do": "nothing to evaluate on: give --retrieval, --zeroshot or --coco.",
+        "no such folder": "nowhere cannot be read (FileNotFoundError).",
+        "no such zero-shot folder": "nowhere: there is no such folder.",
+        "no nshards": "it has no test/nshards.txt; give a folder in clip_benchmark's layout or",
+        "no captions": "the image s0000 has no caption; each needs a .txt with one caption a line.",
+        "empty captions": "the image s0000 has no caption",
+        "no images": "there are no images in it.",
+        "not a tar": "0.tar cannot be read (ReadError).",
+        "bad matches": "matches.json must hold, for each of the 144 captions in order, the numbers of the images",
+        "broken image": "1.tar (at byte 512) cannot be read: broken image",
+        "remote": "evaluation reads local shards only; copy them to a disk first.",
+        "two of one name": "two are called 'scenes'; give them names, as in first=",
+        "coco without images": "--coco needs --coco-images",
+        "batch size": "--batch-size must be at least 1",
+        "no classes": "it has no classes; put their names into classnames.txt, one a line.",
+        "no classes at all": "it has no classes; it needs test/nshards.txt and classnames.txt, or a subfolder",
+        "no label": "the image s0000 is of no class (its .cls is ''); it must be a number from 0 to 31.",
+        "label out of range": "the image s0000 is of no class (its .cls is '32')",
+        "template": "the template 'a photo of a {}.' has no {c} for the class.",
+    }.items(),
+)
+def test_mistakes_in_one_sentence(place, tmp_path, what, words, capsys):
+    for name in ("scenes", "shapes"):
+        shutil.copytree(place / name, tmp_path / name)
+    assert cli.main(["eval", *arguments(place, tmp_path / "out", *spoil(tmp_path, what))]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("pcmepp eval: ") and error.count("\n") == 1 and words in error
+
+
+def test_a_broken_image_in_a_worker_process_is_one_sentence_too(place, tmp_path, capsys):
+    shutil.copytree(place / "scenes", tmp_path / "scenes")
+    flags = spoil(tmp_path, "broken image")
+    assert cli.main(["eval", *arguments(place, tmp_path / "out", *flags, "--workers", "1")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "cannot be read: broken image" in error
+
+
+@pytest.mark.parametrize(
+    "model, pretrained, words",
+    [
+        ("PCMEpp-tiny", "mini.pt", "it is of another architecture"),
+        ("plain-tiny", "mini.pt", "does not fit plain-tiny: it is of another architecture."),
+        ("PCMEpp-tiny", "nowhere.pt", "is not a known tag or valid file path"),
+        ("PCMEpp-tony", "mini.pt", "did you mean 'PCMEpp-tiny'?"),
+        ("local-dir:/nowhere", None, "/nowhere"),
+        ("hf-hub:nobody/nothing", None, "nobody/nothing"),
+    ],
+)
+def test_models_that_cannot_be(place, tmp_path, model, pretrained, words, capsys, hub):
+    (tmp_path / "mini.json").write_text(json.dumps(mini_config()))
+    (tmp_path / "plain-tiny.json").write_text(json.dumps(plain_config("PCMEpp-tiny")))
+    open_clip.add_model_config(tmp_path)
+    torch.save(open_clip.create_model("mini").state_dict(), tmp_path / "mini.pt")
+    argv = ["eval", "--model", model, "--out", str(tmp_path / "out"), "--retrieval", str(place / "scenes")]
+    assert cli.main([*argv, *(["--pretrained", str(tmp_path / pretrained)] if pretrained else [])]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("pcmepp eval: ") and error.count("\n") == 1 and words in error

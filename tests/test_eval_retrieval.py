@@ -1,0 +1,161 @@
+"""Retrieval metrics against a sort and the definitions, pair by pair."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import slow_csd
+
+from pcmepp_openclip import Gaussian
+from pcmepp_openclip.evaluation import coco
+from pcmepp_openclip.evaluation.retrieval import DISTANCES, confidence, first_hit, invert, nearest, product, retrieval
+
+IMAGES, TEXTS = 23, 61
+
+
+def gaussians(n, dim=6, seed=0, spread=1.0):
+    g = torch.Generator().manual_seed(seed)
+    logvar = spread * torch.randn(n, dim, generator=g) - 2
+    return Gaussian(F.normalize(torch.randn(n, dim, generator=g), dim=-1), logvar)
+
+
+def slow_distance(a, b, distance):
+    if distance == "csd":
+        return slow_csd(a, b)
+    out = torch.zeros(len(a.mean), len(b.mean), dtype=torch.double)
+    for i, j in itertools.product(range(len(a.mean)), range(len(b.mean))):
+        out[i, j] = ((a.mean[i].double() - b.mean[j].double()) ** 2).sum()
+        if distance == "wasserstein":
+            sigma_a, sigma_b = (a.logvar[i].double() / 2).exp(), (b.logvar[j].double() / 2).exp()
+            out[i, j] += ((sigma_a - sigma_b) ** 2).sum()
+    return out
+
+
+def slow_metrics(distance_NM, own, right):
+    """By eccv_caption's words: lists and sets, one query at a time."""
+    totals = {"R@1": 0, "R@5": 0, "R@10": 0, "true_R@1": 0, "mAP@R": 0, "R-Precision": 0}
+    for row, own_items, right_items in zip(distance_NM, own, right, strict=True):
+        ranking = row.argsort().tolist()
+        for k in (1, 5, 10):
+            totals[f"R@{k}"] += bool(set(ranking[:k]) & set(own_items))
+        totals["true_R@1"] += ranking[0] in right_items
+        r = len(right_items)
+        totals["R-Precision"] += len(set(ranking[:r]) & set(right_items)) / r
+        precision = [len(set(ranking[:i]) & set(right_items)) / i for i in range(1, r + 1)]
+        totals["mAP@R"] += sum(p for i, p in enumerate(precision) if ranking[i] in right_items) / r
+    return {name: total / len(distance_NM) for name, total in totals.items()}
+
+
+@pytest.fixture(scope="module")
+def case():
+    """Texts near their image, with some that fit several; more matches a query than the ten of R@10."""
+    images, g = gaussians(IMAGES), torch.Generator().manual_seed(2)
+    image_of_text = torch.randint(IMAGES, (TEXTS,), generator=g).tolist()
+    image_of_text[:IMAGES] = range(IMAGES)
+    noise = gaussians(TEXTS, seed=1)
+    texts = Gaussian(F.normalize(images.mean[image_of_text] + 0.8 * noise.mean, dim=-1), noise.logvar)
+    matches = [
+        sorted({own, *torch.randint(IMAGES, (i % 15,), generator=g).tolist()}) for i, own in enumerate(image_of_text)
+    ]
+    return images, texts, image_of_text, matches
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_every_metric_against_the_definitions(case, known):
+    images, texts, image_of_text, matches = case
+    got = dict(retrieval(images, texts, image_of_text, matches if known else None))
+    pairs = [[i] for i in image_of_text]
+    right = matches if known else pairs
+    expected = {}
+    for distance in DISTANCES:
+        matrix = slow_distance(images, texts, distance)
+        for name, rows, own, true in (
+            ("image_to_text", matrix, invert(pairs, IMAGES), invert(right, IMAGES)),
+            ("text_to_image", matrix.T, pairs, right),
+        ):
+            for key, value in slow_metrics(rows, own, true).items():
+                if known or key != "true_R@1":
+                    expected[f"{distance}/{name}_{key}"] = value
+        expected[f"{distance}/RSUM"] = 100 * sum(
+            expected[f"{distance}/{name}_R@{k}"] for name in ("image_to_text", "text_to_image") for k in (1, 5, 10)
+        )
+    assert got == pytest.approx(expected)
+    assert len({got[f"{distance}/RSUM"] for distance in DISTANCES}) == 3  # the distances do differ here
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_a_product_is_the_distance_up_to_the_query_s_own_term(distance):
+    a, b = gaussians(7), gaussians(9, seed=1)
+    query, gallery, offset = product(a, b, distance)
+    own = 1 if distance == "mean" else 1 + a.uncertainty[:, None] / 2
+    assert torch.allclose(2 * (own - (query @ gallery.T - offset)), slow_distance(a, b, distance).float(), atol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [1, 100, 10**6])
+def test_chunks_change_nothing(case, chunk):
+    images, texts, *_ = case
+    top = torch.cat(list(nearest(texts, images, "csd", 5, chunk)))
+    assert torch.equal(top, slow_distance(texts, images, "csd").argsort(dim=1)[:, :5])
+
+
+def test_a_collapsed_model_finds_what_chance_finds():
+    one = gaussians(1)
+    collapsed = Gaussian(one.mean.expand(400, -1), one.logvar.expand(400, -1))
+    got = dict(retrieval(collapsed, collapsed, range(400)))
+    assert 0 < got["mean/text_to_image_R@10"] < 0.06 and got["csd/image_to_text_R@1"] < 0.02
+    assert got["mean/image_to_text_mAP@R"] < 0.02
+
+
+def test_points_are_gaussians_of_variance_zero(case):
+    images, texts, image_of_text, _ = case
+    bare = [Gaussian(x.mean, torch.full_like(x.logvar, float("-inf"))) for x in (images, texts)]
+    got = dict(retrieval(*bare, image_of_text))
+    for name, value in got.items():
+        assert value == got["mean/" + name.partition("/")[2]], name
+
+
+def test_first_hit_and_confidence(case):
+    images, texts, _, matches = case
+    cosine = texts.mean @ images.mean.T
+    nearest_image = cosine.argmax(dim=1).tolist()
+    expected = [float(found in right) for found, right in zip(nearest_image, matches, strict=True)]
+    assert first_hit(texts, images, matches).tolist() == expected
+    for chunk in (1, 10**6):
+        sure = confidence(texts, images, 20.0, chunk)
+        assert torch.allclose(sure, (20 * cosine).softmax(dim=1).max(dim=1).values)
+
+
+def test_coco_through_the_package(case):
+    """The package's own annotations of 30 images: its COCO 1K wants whole rankings, which is slow."""
+    package = coco.metrics()
+    ids = [int(i) for i in package.coco_ids]
+    image_of = {caption: images[0] for caption, images in package.coco_gts["t2i"].items()}
+    annotated = list(package.eccv_gts["i2t"])[:30]
+    ids = [i for i in ids if image_of[i] in annotated]
+    image_ids, kept = sorted(annotated), set(ids)
+    for gts in (package.coco_gts, package.cxc_gts, package.eccv_gts):
+        gts["i2t"] = {i: [c for c in gts["i2t"][i] if c in kept] for i in image_ids}
+        gts["t2i"] = {c: [i for i in gts["t2i"].get(c, []) if i in set(image_ids)] or [image_of[c]] for c in ids}
+    package.coco_ids = torch.tensor(ids).numpy()
+    image_of_text = [image_ids.index(image_of[c]) for c in ids]
+    images = gaussians(30, dim=8, spread=2.0)
+    noise = gaussians(len(ids), dim=8, seed=1, spread=2.0)
+    texts = Gaussian(F.normalize(images.mean[image_of_text] + noise.mean, dim=-1), noise.logvar)
+    got = dict(coco.coco(images, texts, image_ids, ids, image_of_text, package=package))
+    for distance in DISTANCES:
+        matrix = slow_distance(images, texts, distance)
+        i2t = {i: [ids[j] for j in row.argsort()] for i, row in zip(image_ids, matrix, strict=True)}
+        t2i = {c: [image_ids[j] for j in row.argsort()] for c, row in zip(ids, matrix.T, strict=True)}
+        wanted = ("coco_1k_recalls", "coco_5k_recalls", "cxc_recalls", "eccv_r1", "eccv_map_at_r", "eccv_rprecision")
+        expected = package.compute_all_metrics(i2t, t2i, target_metrics=wanted, Ks=(1, 5, 10))
+        own = {name.partition("/")[2]: value for name, value in got.items() if name.startswith(distance + "/")}
+        flat = {f"{name}_{side}": value for name, sides in expected.items() for side, value in sides.items()}
+        assert own == pytest.approx(flat) and len(own) == 24
+        assert 0.05 < own["coco_5k_r1_i2t"] < 0.95 and own["coco_1k_r1_i2t"] > own["coco_5k_r1_i2t"]
+
+
+def test_coco_that_is_not_the_test_split():
+    package = coco.metrics()
+    with pytest.raises(ValueError, match="lacks 4998 images and 24999 captions of Karpathy's test split"):
+        coco.check(package, list(package.coco_gts["i2t"])[:2], [int(package.coco_ids[0])])

@@ -1,0 +1,170 @@
+"""Zero-shot accuracies against plain loops; Bayesian prompt re-weighting against its formulas and a known mixture."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pcmepp_openclip import Gaussian
+from pcmepp_openclip.evaluation import bprw
+from pcmepp_openclip.evaluation.zeroshot import best_ks, zeroshot
+
+CLASSES, PROMPTS, DIM, IMAGES = 7, 6, 8, 90
+
+
+@pytest.fixture(scope="module")
+def case():
+    """Prompts around a direction of their class, the uncertain ones far from it; images likewise, in two splits."""
+    g = torch.Generator().manual_seed(0)
+    centre = F.normalize(torch.randn(CLASSES, DIM, generator=g), dim=-1)
+    doubt = torch.rand(CLASSES, PROMPTS, 1, generator=g)
+    mean = F.normalize(centre[:, None] + 1.2 * doubt * torch.randn(CLASSES, PROMPTS, DIM, generator=g), dim=-1)
+    prompts = Gaussian(mean, 4 * doubt - 5 + 0.3 * torch.randn(CLASSES, PROMPTS, DIM, generator=g))
+    splits = []
+    for _ in range(2):
+        labels = torch.randint(CLASSES, (IMAGES,), generator=g)
+        noise = torch.randn(IMAGES, DIM, generator=g)
+        images = Gaussian(F.normalize(centre[labels] + 0.5 * noise, dim=-1), noise - 4)
+        splits.append((images, labels.tolist()))
+    return prompts, *splits
+
+
+def slow_accuracy(images, labels, weights, prompts, csd=False):
+    """`weights[c][t]`; the class of the nearest direction, one image and one class at a time."""
+    right = 0
+    for i, label in enumerate(labels):
+        scores = []
+        for c in range(CLASSES):
+            if csd:
+                distances = [
+                    ((images.mean[i] - prompts.mean[c, t]) ** 2).sum() + prompts.logvar[c, t].exp().sum()
+                    for t in range(PROMPTS)
+                ]
+                scores.append(-sum(distances).item())
+            else:
+                direction = sum(weights[c][t] * prompts.mean[c, t] for t in range(PROMPTS))
+                scores.append((images.mean[i] @ direction / direction.norm()).item())
+        right += scores.index(max(scores)) == label
+    return right / len(labels)
+
+
+def certain(prompts, ks):
+    uncertainty = prompts.logvar.exp().sum(-1)
+    chosen = [sorted(range(PROMPTS), key=lambda t: uncertainty[c, t].item())[: ks[c]] for c in range(CLASSES)]
+    return [[float(t in chosen[c]) for t in range(PROMPTS)] for c in range(CLASSES)]
+
+
+def slow_best_ks(prompts, images, labels):
+    by_class, overall = [], []
+    for k in range(1, PROMPTS + 1):
+        weights = certain(prompts, [k] * CLASSES)
+        own = []
+        for c in range(CLASSES):
+            numbers = [i for i, label in enumerate(labels) if label == c]
+            part = Gaussian(images.mean[numbers], images.logvar[numbers])
+            own.append(slow_accuracy(part, [c] * len(numbers), weights, prompts) if numbers else None)
+        by_class.append(own)
+        overall.append(slow_accuracy(images, labels, weights, prompts))
+    k_all = max(k for k in range(1, PROMPTS + 1) if overall[k - 1] == max(overall))
+    ks = []
+    for c in range(CLASSES):
+        best = [k for k in range(1, PROMPTS + 1) if by_class[k - 1][c] == max(row[c] for row in by_class)]
+        ks.append(max(best))
+    return k_all, ks, sum(max(row[c] for row in by_class) for c in range(CLASSES)) / CLASSES
+
+
+def test_every_method_against_loops(case):
+    prompts, (images, labels), (known, known_labels) = case
+    got = dict(zeroshot(images, labels, prompts, one_prompt=2, validation=(known, known_labels)))
+    uncertainty = prompts.logvar.exp().sum(-1)
+
+    def by(weights):
+        return slow_accuracy(images, labels, weights, prompts)
+
+    k_all, ks, _ = slow_best_ks(prompts, known, known_labels)
+    _, oracle_ks, oracle = slow_best_ks(prompts, images, labels)
+    expected = {
+        "one_prompt": by([[float(t == 2) for t in range(PROMPTS)]] * CLASSES),
+        "all_prompts": by([[1.0] * PROMPTS] * CLASSES),
+        "all_prompts_csd": slow_accuracy(images, labels, None, prompts, csd=True),
+        "top_1_certain": by(certain(prompts, [1] * CLASSES)),
+        "top_2_certain": by(certain(prompts, [2] * CLASSES)),
+        "top_5_certain": by(certain(prompts, [5] * CLASSES)),
+        "certainty_weighted": by((1 / uncertainty).tolist()),
+        "top_K_chosen_on_validation": by(certain(prompts, [k_all] * CLASSES)),
+        "best_K_a_class": by(certain(prompts, ks)),
+        "oracle_best_K_a_class": by(certain(prompts, oracle_ks)),
+        "oracle_best_accuracy_a_class": oracle,
+    }
+    assert {name: got[name] for name in expected} == pytest.approx(expected)
+    rest = {"all_prompts_top5", "all_prompts_mean_per_class", "bprw", "bprw_unlabelled"}
+    assert set(got) - set(expected) == rest
+    assert len(set(expected.values())) > 5  # the methods do differ here
+
+
+def test_top5_and_mean_per_class(case):
+    prompts, (images, labels), _ = case
+    got = dict(zeroshot(images, labels, prompts))
+    direction = F.normalize(prompts.mean.mean(dim=1), dim=-1)
+    ranking = (images.mean @ direction.T).argsort(dim=1, descending=True)
+    assert got["all_prompts_top5"] == pytest.approx(
+        sum(label in row[:5] for row, label in zip(ranking.tolist(), labels, strict=True)) / IMAGES
+    )
+    own = [
+        [row[0] == c for row, label in zip(ranking.tolist(), labels, strict=True) if label == c] for c in range(CLASSES)
+    ]
+    assert got["all_prompts_mean_per_class"] == pytest.approx(sum(sum(x) / len(x) for x in own) / CLASSES)
+    assert "bprw" not in got and "best_K_a_class" not in got  # without a validation split
+
+
+def test_a_plain_clip_has_the_methods_of_the_mean(case):
+    prompts, (images, labels), validation = case
+    got = dict(zeroshot(images, labels, prompts, validation=validation, probabilistic=False))
+    assert set(got) == {"one_prompt", "all_prompts", "all_prompts_top5", "all_prompts_mean_per_class"}
+
+
+def test_a_class_without_validation_images_gets_the_k_for_all(case):
+    prompts, _, (known, labels) = case
+    rows = [i for i, label in enumerate(labels) if label != 3]
+    part = known.mean[rows], torch.tensor([labels[i] for i in rows])
+    k_all, k_C, right_C = best_ks(prompts, *part)
+    assert k_C[3] == k_all and right_C[3].isnan()
+
+
+def test_log_likelihood_is_the_expectation(case):
+    """Against torch's own densities at many samples of each image."""
+    prompts, (images, _), _ = case
+    own, few = Gaussian(prompts.mean[0], prompts.logvar[0]), Gaussian(images.mean[:5], images.logvar[:5])
+    got = bprw.log_likelihood(few, own)
+    torch.manual_seed(0)
+    z = few.mean + (0.5 * few.logvar).exp() * torch.randn(20_000, 5, DIM)
+    density = torch.distributions.Normal(own.mean, (own.logvar.exp() + bprw.EPS).sqrt())
+    expected = density.log_prob(z[:, :, None]).sum(-1).mean(0)
+    assert torch.allclose(got.float(), expected, rtol=0.03, atol=0.3)
+    exact = bprw.log_likelihood(Gaussian(few.mean, torch.full_like(few.logvar, -math.inf)), own)
+    assert torch.allclose(exact.float(), density.log_prob(few.mean[:, None]).sum(-1), rtol=1e-4)
+
+
+def test_em_against_the_update_by_hand():
+    likelihood = torch.tensor([[0.2, 0.5, 0.1], [0.3, 0.3, 0.3]], dtype=torch.double)
+    start = torch.tensor([1.0, 2.0, 1.0], dtype=torch.double)
+    pi = [0.25, 0.5, 0.25]
+    for _ in range(2000):
+        r = [[p * x for p, x in zip(pi, row, strict=True)] for row in likelihood.tolist()]
+        r = [[x / sum(row) for x in row] for row in r]
+        pi = [(r[0][t] + r[1][t] + 2 - 1) / (2 + 3 * (2 - 1)) for t in range(3)]
+    assert bprw.mixing_proportions(likelihood.log(), start).tolist() == pytest.approx(pi, abs=1e-6)
+    assert bprw.mixing_proportions(torch.zeros(0, 3), start).tolist() == [0.25, 0.5, 0.25]
+
+
+def test_bprw_finds_the_prompts_that_the_images_are_near():
+    g = torch.Generator().manual_seed(0)
+    mean = F.normalize(torch.randn(1, 4, 16, generator=g), dim=-1)
+    prompts = Gaussian(mean, torch.full((1, 4, 16), -5.0))
+    images = Gaussian(
+        F.normalize(mean[0, [1] * 30] + 0.1 * torch.randn(30, 16, generator=g), dim=-1), torch.full((30, 16), -6.0)
+    )
+    (weights,) = bprw.prompt_weights(prompts, images, [torch.arange(30)])
+    assert weights.argmax() == 1 and weights[1] > 0.85 and weights.sum() == pytest.approx(1)
+    assert weights.min() > 0.02  # the prior keeps the others alive
