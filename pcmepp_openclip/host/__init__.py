@@ -135,6 +135,7 @@ def outputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
 # --- The way in -------------------------------------------------------------------------------------------
 
 PREFIX = "PCMEpp"
+OWN_TOKENIZER = "own"  # text_cfg.hf_tokenizer_name of a model whose tokenizer files lie beside its weights
 RELEASED = "SanghyukChun/PCMEPP-ViT-B-16-CC3M-12M-RedCaps"
 BASES = {  # the plain model whose weights fit a PCME++ model's mean branch
     "PCMEpp-ViT-B-32": "ViT-B-32",
