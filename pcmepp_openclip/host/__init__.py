@@ -298,6 +298,17 @@ def _read_released(folder: Path) -> dict:
     return {"model_cfg": model_cfg, "preprocess_cfg": {}}
 
 
+def shapes_of(model_cfg: dict) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors of a model with that config; nothing is allocated."""
+    cfg = copy.deepcopy(model_cfg)
+    custom = cfg.pop("custom_text", False) or "hf_model_name" in cfg["text_cfg"]
+    kind = factory.CLIP if not custom else factory.CoCa if "multimodal_cfg" in cfg else factory.CustomTextCLIP
+    cfg["text_cfg"]["hf_model_pretrained"] = False
+    with torch.device("meta"):
+        model = kind(**cfg)
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
 def read_state_dict(path: str | Path) -> dict[str, Tensor]:
     """The tensors of a checkpoint file of any kind that open_clip reads, without `module.`; no code is run."""
     try:

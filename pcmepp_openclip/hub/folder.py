@@ -1,12 +1,12 @@
 """What a Hub repo holds, as a local folder: the layout that open_clip reads by `hf-hub:` and `local-dir:`.
 
-    open_clip_model.safetensors    the weights and nothing else
-    open_clip_config.json          {"model_cfg": with its pcmepp_cfg, "preprocess_cfg"}
-    tokenizer files                where the model has its own, not CLIP's
-    README.md, *.png               the model card
+open_clip_model.safetensors    the weights and nothing else
+open_clip_config.json          {"model_cfg": with its pcmepp_cfg, "preprocess_cfg"}
+tokenizer files                where the model has its own, not CLIP's
+README.md, *.png               the model card
 
-    export(model, Path("exported"), "PCMEpp-ViT-B-16")
-    open_clip.create_model("local-dir:exported")
+export(model, Path("exported"), "PCMEpp-ViT-B-16")
+open_clip.create_model("local-dir:exported")
 """
 
 import dataclasses
