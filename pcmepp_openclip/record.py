@@ -8,6 +8,7 @@
 A run that is resumed goes on in the same files; where it repeats a step or an epoch, the last line counts.
 """
 
+import importlib.metadata
 import json
 import math
 import platform
@@ -41,7 +42,7 @@ def about(args: Any, model: nn.Module, sources: list[dict]) -> dict[str, Any]:
     for flag, key in (("force_quick_gelu", "quick_gelu"), ("force_custom_text", "custom_text")):
         if getattr(args, flag):
             config[key] = True
-    versions = {"pcmepp-openclip": __version__, "open_clip_torch": open_clip.__version__}
+    versions = {"pcmepp-openclip": __version__, "open_clip_torch": importlib.metadata.version("open_clip_torch")}
     versions |= {"torch": torch.__version__, "python": platform.python_version()}
     return {
         "config": folder.describe(model, config),

@@ -136,7 +136,7 @@ class Pusher:
             self._tell(checkpoint=str(staged), step=step)
 
     def finish(self, seconds: float, hurry: Callable[[], bool] = lambda: False) -> None:
-        """Let the last push end, for so long at most, less once `hurry` is true; then say what is there and what not."""
+        """Let the last push end, for so long at most, less once `hurry` is true; then say what is there."""
         if self.target is None or self.process is None:
             return
         self.release()

@@ -12,8 +12,7 @@ import torch
 from .. import checkpoints, host, record
 from . import card, folder
 
-TOKENIZER = ("tokenizer*.json", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model")
-KEPT = (folder.WEIGHTS, folder.CONFIG, folder.CARD, card.LOSS_PLOT, card.UNCERTAINTY_PLOT, *TOKENIZER)
+KEPT = (folder.WEIGHTS, folder.CONFIG, folder.CARD, card.LOSS_PLOT, card.UNCERTAINTY_PLOT, *host.repos.TOKENIZER_FILES)
 
 
 @dataclass(frozen=True)
