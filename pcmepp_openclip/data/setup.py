@@ -109,7 +109,7 @@ def sources(args: argparse.Namespace) -> list[dict] | None:
         return None
     setup = set_up(args)
     totals = [None if sizes is None else _total(sizes) for sizes in setup.sizes]
-    shares = dict((describe(args) or (0, []))[1])
+    shares = dict((describe(args) or (0, []))[1]) or ({setup.sources[0].name: 1.0} if len(totals) == 1 else {})
     return [
         {"name": source.name, "samples": total, "share": shares.get(source.name)}
         for source, total in zip(setup.sources, totals, strict=True)

@@ -119,19 +119,25 @@ def get_tokenizer(stock: Callable, model_name: str = "", *args: Any, **kwargs: A
 
 def _our_weights(repo_id: str, **kwargs: Any) -> str:
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     reason = "the repo holds no weights in safetensors; others are not loaded"
     for name in WEIGHTS:
         try:
             return hf_hub_download(repo_id, name, **kwargs)
-        except EntryNotFoundError as error:  # of the repo, or of the cache where there is no network
-            if isinstance(error, FileNotFoundError):
-                reason = "it is not in the cache, and the Hub cannot be reached"
+        except LocalEntryNotFoundError as error:
+            reason = f"it is not in the cache, and the Hub did not give it: {_line(error.__cause__ or error)}"
+            break
+        except EntryNotFoundError:
+            continue
         except Exception as error:
-            reason = " ".join(str(error).split())
+            reason = _line(error)
             break
     return _missing(f"hf-hub:{repo_id}", reason)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()).rstrip(".")
 
 
 def _tokenizer_folder(model_id: str, cache_dir: str | None) -> str:

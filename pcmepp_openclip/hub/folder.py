@@ -33,7 +33,7 @@ def export(model: nn.Module, folder: Path, config: str | dict, card: str | None 
     Arguments:
         config: the name of the model, such as PCMEpp-ViT-B-16, or its config (`embed_dim`, `vision_cfg`, ...).
         card: the text of README.md.
-        tokenizer: the model's own, where it is not CLIP's: an `open_clip.HFTokenizer`.
+        tokenizer: the model's own, where it is not CLIP's: an `open_clip.tokenizer.HFTokenizer`.
     """
     return write(folder, model.state_dict(), describe(model, config), card, tokenizer)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import open_clip
 import torch
+from open_clip.tokenizer import HFTokenizer
 
 from .. import checkpoints, host, record
 from . import card, folder
@@ -117,7 +118,7 @@ def _config(path: Path, about: dict, name: str | None, tensors: dict) -> dict:
 
 def _tokenizer(config: dict) -> Any:
     name = config["model_cfg"]["text_cfg"].get("hf_tokenizer_name")
-    return open_clip.HFTokenizer(name) if name else None
+    return HFTokenizer(name) if name else None
 
 
 def _last(path: Path, epoch: int | None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ The token is the client's own: HF_TOKEN or `hf auth login`. It is never an argum
 """
 
 import contextlib
+import logging
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -176,15 +177,15 @@ def _api() -> Any:
 @contextlib.contextmanager
 def _quiet(bars: bool) -> Iterator[None]:
     """The client without its log lines, which quote signed addresses, and without bars unless wanted."""
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars, logging
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-    verbosity, disabled = logging.get_verbosity(), are_progress_bars_disabled()
-    logging.set_verbosity_error()
+    level, disabled = logging.root.manager.disable, are_progress_bars_disabled()
+    logging.disable(max(level, logging.WARNING))
     if not bars and not disabled:
         disable_progress_bars()
     try:
         yield
     finally:
-        logging.set_verbosity(verbosity)
+        logging.disable(level)
         if not bars and not disabled:
             enable_progress_bars()
