@@ -6,6 +6,7 @@ import sys
 COMMANDS = {  # name: (module, what it does)
     "train": ("pcmepp_openclip.train", "open_clip's training, for PCME++ models too"),
     "convert": ("pcmepp_openclip.convert", "turn a PCME++ checkpoint into a plain open_clip CLIP one"),
+    "push": ("pcmepp_openclip.hub.command", "put a run or a checkpoint on the Hugging Face Hub"),
     "data": ("pcmepp_openclip.data.command", "count and check the shards to train on"),
     "eval": ("pcmepp_openclip.evaluation.command", "retrieval, zero-shot, and what the uncertainty means"),
     "demo": ("pcmepp_openclip.demo", "see a small PCME++ model encode an image and a few captions"),

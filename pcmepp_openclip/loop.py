@@ -14,8 +14,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from . import checkpoints, rng
+from . import checkpoints, record, rng
 from .host import training
+from .hub.pusher import Pusher
 from .monitor import Monitor, progress_bar
 from .stops import Agreement, Stopped, kept_from_children
 
@@ -28,20 +29,26 @@ class Loop:
         evaluate: open_clip's `evaluate` or one with its signature.
         keep_rng: whether validation leaves the random numbers of training alone. Stock's does not, and plain models
             are to train as they do there.
+        sources: of the training data, for the record.
+        pusher: what is told of every finished checkpoint.
     """
 
-    def __init__(self, args: Any, evaluate: Callable, keep_rng: bool):
-        self.args = args
+    def __init__(self, args: Any, evaluate: Callable, keep_rng: bool, sources: list[dict], pusher: Pusher):
+        self.args, self.sources, self.pusher = args, sources, pusher
         self.monitor = Monitor(args)
         self.stock_evaluate, self.keep_rng = evaluate, keep_rng
         self.resumed: dict[str, Any] | None = None  # the `training` part of the checkpoint, until it was used
-        self.samples_seen = 0
+        self.samples_seen = self.steps_per_epoch = 0
         self.saving = False
         self.saver = checkpoints.Saver()
 
     @functools.cached_property
     def agreement(self) -> Agreement:
         return Agreement(self.args)
+
+    @property
+    def stop_asked(self) -> bool:
+        return "agreement" in vars(self) and self.agreement.first_signal is not None
 
     @property
     def folder(self) -> Path:
@@ -77,14 +84,18 @@ class Loop:
     ) -> None:
         if self.args.save_logs:
             self.saving, self.args.save_logs = True, False  # see above
+            self.monitor.history = self.folder / record.HISTORY
+            self.pusher.start()
         self.agreement.expect_steps(running=False)
         train = data["train"]
+        self.steps_per_epoch = train.dataloader.num_batches // self.args.accum_freq
         first = self._first_batch(train.dataloader.num_batches)
         restored, self.resumed = self.resumed, None
 
         def save(batches: int) -> None:
             complete = batches == train.dataloader.num_batches
-            self._save(model, optimizer, scaler, *((epoch + 1, 0) if complete else (epoch, batches)))
+            validated = complete and not {"val", "imagenet-val", "imagenet-v2"}.isdisjoint(data)
+            self._save(model, optimizer, scaler, *((epoch + 1, 0) if complete else (epoch, batches)), validated)
 
         def between_steps(batches: Any) -> Iterator[tuple[int, Any]]:
             iterator = _started(batches)
@@ -119,6 +130,8 @@ class Loop:
         finally:
             if "train" in args[1]:
                 self.args.save_logs = False
+            self.saver.wait()  # what it hands over is what was held back for this validation
+            self.pusher.release()
             if before is not None:
                 rng.restore(before)
 
@@ -161,7 +174,7 @@ class Loop:
                 if i + 1 == first + accum:
                     self.agreement.expect_steps(running=True)
                 if logged:
-                    self.monitor.report(step, tb_writer)
+                    self.monitor.report(step, self.samples_seen, tb_writer)
                 stop, wants_save = self.agreement.after_step()
                 if i + 1 < batches and (stop or wants_save):  # else the epoch's own checkpoint follows at once
                     save(i + 1)
@@ -171,30 +184,36 @@ class Loop:
                         self.agreement.gather(None)  # a rank that left before the save is done would end the others
                         raise Stopped(f"Stopped on request behind step {step + 1}; start again with --resume latest.")
 
-    def _save(self, model: Any, optimizer: Any, scaler: Any, epochs: int, batches: int) -> None:
-        """On every rank: a checkpoint of `epochs` complete epochs and `batches` of the next one."""
+    def _save(
+        self, model: Any, optimizer: Any, scaler: Any, epochs: int, batches: int, validated: bool = False
+    ) -> None:
+        """On every rank: a checkpoint of `epochs` complete epochs and `batches` of the next one. `validated` if
+        `evaluate` follows, whose metrics belong on its model card."""
         self.monitor.check()
         states = self.agreement.gather(rng.state())
         self.agreement.saved()
         if not self.saving:
             return
+        step = epochs * self.steps_per_epoch + batches // self.args.accum_freq
         checkpoint = {
             "epoch": epochs,
             "name": self.args.name,
             "state_dict": training.innermost(model).state_dict(),
             "optimizer": optimizer.state_dict(),
             "training": {
+                "step": step,
                 "samples_seen": self.samples_seen,
                 "samples_in_epoch": batches * self.args.batch_size * self.args.world_size,
                 "rng": states,
             },
+            "about": record.about(self.args, training.innermost(model), self.sources),
         }
         if scaler is not None:
             checkpoint["scaler"] = scaler.state_dict()
         path = self.folder / checkpoints.file_name(epochs, batches)
-        self.saver.save(checkpoint, path, functools.partial(self._saved, path, self.samples_seen))
+        self.saver.save(checkpoint, path, functools.partial(self._saved, path, step, self.samples_seen, validated))
 
-    def _saved(self, path: Path, samples_seen: int) -> None:
+    def _saved(self, path: Path, step: int, samples_seen: int, validated: bool) -> None:
         """Behind a checkpoint that is on the disk."""
         logging.info("Saved %s, %d samples seen.", path, samples_seen)
         if self.args.keep_most_recent:
@@ -203,6 +222,7 @@ class Loop:
                 latest.unlink()
             os.link(path, latest)
         if checkpoints.fault(path) is None:
+            self.pusher.offer(path, step, hold=validated)
             checkpoints.prune(self.folder, path, keep_every_epoch=not self.args.delete_previous_checkpoint)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import checkpoints
+from . import checkpoints, record
 from .collectives import all_reduce
 from .loss import PCMEppLoss
 
@@ -31,6 +31,7 @@ class Monitor:
     def __init__(self, args: Any):
         self.args = args
         self.loss: Watched  # by `watch`, before the first epoch
+        self.history: Path | None = None  # the file that the loss is recorded in
         self.warned = False
 
     def watch(self, loss: nn.Module) -> "Watched":
@@ -41,10 +42,13 @@ class Monitor:
         """Raise on all ranks if the loss of any step so far was not finite. Waits for the device."""
         self.loss.check(self.args)
 
-    def report(self, step: int, tb_writer: Any) -> None:
+    def report(self, step: int, samples: int, tb_writer: Any) -> None:
         """On every rank, behind a step at the logging interval."""
         self.check()
         seen = self.loss.diagnostics()
+        if self.history is not None:
+            terms = {name: value.item() for name, value in self.loss.terms.items()}
+            record.append(self.history, {"step": step, "samples": samples, **terms, **seen})
         if not seen or self.args.rank != 0:
             return
         logging.info(f"PCME++ step {step} " + " ".join(f"{name}: {value:#.5g}" for name, value in seen.items()))
@@ -76,6 +80,7 @@ class Watched(nn.Module):
         self.step = 0
         self.first_bad = torch.tensor(math.inf)
         self.bad_terms: dict[str, Tensor] = {}
+        self.terms: dict[str, Tensor] = {}  # of the last call
 
     def before_step(self, step: int, logged: bool) -> None:
         self.step = step
@@ -92,6 +97,7 @@ class Watched(nn.Module):
             good = torch.isfinite(total) | torch.isfinite(self.first_bad)
             self.bad_terms = {name: torch.where(good, self.bad_terms[name], terms[name]) for name in terms}
             self.first_bad = torch.where(good, self.first_bad, float(self.step))
+        self.terms = terms
         return out
 
     def check(self, args: Any) -> None:

@@ -32,9 +32,12 @@ def _ranks(score: Tensor, start: int) -> Tensor:
     return (difference + score.shape[1] - 1) / 2
 
 
-def retrieval_metrics(images: Gaussian, texts: Gaussian) -> Iterator[tuple[str, float]]:
+def retrieval_metrics(
+    images: Gaussian, texts: Gaussian, bins: dict[str, list[list[float]]] | None = None
+) -> Iterator[tuple[str, float]]:
     """R@1, 5, 10, median and mean rank in both directions, by the mean (open_clip's names) and by CSD (`csd_`), and
-    the correlation of a query's uncertainty with R@1 over 10 bins of equal size (-1: the uncertain ones fail)."""
+    the correlation of a query's uncertainty with R@1 over 10 bins of equal size (-1: the uncertain ones fail).
+    `bins`, if given, receives the [uncertainties, R@1] of these bins by direction."""
     for name, query, gallery in (("image_to_text", images, texts), ("text_to_image", texts, images)):
         by_distance = ranks(query, gallery)
         for distance, prefix in (("mean", ""), ("csd", "csd_")):
@@ -44,12 +47,22 @@ def retrieval_metrics(images: Gaussian, texts: Gaussian) -> Iterator[tuple[str, 
             for k in (1, 5, 10):
                 yield f"{prefix}{name}_R@{k}", (rank < k).float().mean().item()
         hit = (by_distance["mean"] < 1).float()
+        if bins is not None:
+            bins[name] = [values.tolist() for values in binned(query.uncertainty, hit)]
         yield f"{name}_uncertainty_R@1_correlation", bin_correlation(query.uncertainty, hit)
+
+
+def binned(uncertainty_N: Tensor, hit_N: Tensor, bins: int = 10) -> tuple[Tensor, Tensor]:
+    """(mean uncertainty, share of hits) of bins of equal size, by rising uncertainty; at most [bins] each."""
+    order = uncertainty_N.argsort()
+    parts = [values[order].tensor_split(bins) for values in (uncertainty_N, hit_N)]
+    mean, share = (torch.stack([part.mean() for part in values if len(part)]) for values in parts)
+    return mean, share
 
 
 def bin_correlation(uncertainty_N: Tensor, hit_N: Tensor, bins: int = 10) -> float:
     """Pearson's correlation between the number of an uncertainty bin and the share of hits in it; nan if undefined."""
-    shares = torch.stack([hit.mean() for hit in hit_N[uncertainty_N.argsort()].tensor_split(bins) if len(hit)])
+    shares = binned(uncertainty_N, hit_N, bins)[1]
     if len(shares) < 2 or shares.std() == 0:
         return float("nan")
     number = torch.arange(len(shares), dtype=shares.dtype, device=shares.device)

@@ -18,10 +18,11 @@ from typing import Any
 
 import open_clip
 
-from . import data
+from . import data, record
 from .config import PCMEppCfg
 from .dry_run import dry_run
 from .host import training
+from .hub import pusher
 from .loop import Loop
 from .stops import EXIT_STOPPED, Stopped
 from .validation import evaluate
@@ -75,6 +76,7 @@ def own_parser() -> argparse.ArgumentParser:
         help="check all, train nothing, say what would be",
     )
     data.add_arguments(parser)
+    pusher.add_arguments(parser)
     group = parser.add_argument_group("survival")
     group.add_argument(
         "--save-every-minutes", type=float, default=30, help="checkpoints within an epoch; 0 for none", metavar="X"
@@ -99,6 +101,7 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> argparse.Namespace:
     args.world_size = args.dry_run or args.world_size
     if args.rank == 0:
         data.check(args)
+        pusher.check(args)
     if args.dry_run:
         dry_run(args)
     return args
@@ -109,7 +112,10 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
     probabilistic = args.pcmepp_cfg is not None
     args.keep_most_recent, args.save_most_recent = args.save_most_recent, False  # `Loop` saves, not `main`
     os.environ.setdefault("WANDB_RESUME", "allow")  # main means to, but compares after it has overwritten --resume
-    loop = Loop(args, evaluate if probabilistic else training.stock_evaluate, keep_rng=probabilistic)
+    sources = record.sources_of(args) if args.rank == 0 else []
+    pushing = pusher.Pusher(args)
+    evaluation = evaluate if probabilistic else training.stock_evaluate
+    loop = Loop(args, evaluation, keep_rng=probabilistic, sources=sources, pusher=pushing)
 
     def create_model_and_transforms(*positional: Any, **kwargs: Any) -> Any:
         if probabilistic and positional[0] == args.model:
@@ -131,11 +137,16 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
         )
     except Stopped as stopped:
         logging.info("%s", stopped)
+        pushing.finish(pusher.ON_STOP)
         return EXIT_STOPPED
-    finally:
+    except BaseException:
         loop.saver.wait()
+        pushing.finish(pusher.ON_STOP)
+        raise
+    loop.saver.wait()
     if code == 0 and loop.saving:
         loop.agreement.mark("done", f"{loop.samples_seen} samples")
+    pushing.finish(pusher.AT_END, hurry=lambda: loop.stop_asked)
     return code
 
 

@@ -74,3 +74,29 @@ def tiny_batch(tiny):
     from helpers import make_batch
 
     return make_batch(tiny)
+
+
+@pytest.fixture
+def guarded(hub, monkeypatch):
+    """The local Hub, which now asks for a token, and this process has it."""
+    from hub_helpers import TOKEN
+
+    hub.token = TOKEN
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    yield hub
+    hub.token = hub.reader = None
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory) -> Path:
+    """The folder of a run of 2 epochs with validation; further runs of the session share it, so nobody writes there."""
+    from hub_helpers import train_flags
+    from shards import write_shards
+
+    from pcmepp_openclip import cli, train
+
+    folder = tmp_path_factory.mktemp("trained")
+    data = write_shards(folder / "secret-place", 2, 32)
+    assert cli.main(["data", "count", data]) == 0
+    assert train.main(train_flags(data, folder, "run")) == 0
+    return folder / "run"

@@ -8,9 +8,10 @@
         api.upload_folder(...)
         assert [r.status for r in hub.requests if r.path.startswith("/_lfs/")] == [503, 503, 200]
 
-Served: whoami, create and delete a repo, validate-yaml, preupload, LFS basic transfer, commit, repo info, refs,
-tree, paths-info, resolve (HEAD, GET, Range). Not modelled: Xet (clients need HF_HUB_DISABLE_XET=1), quotas, pull
-requests, gating, redirects to a CDN. Standard library only. Repos outlive the server: they are files under ROOT.
+Served: whoami, auth-check, create and delete a repo, validate-yaml, preupload, LFS basic transfer, commit, pull
+requests, branches, tags, repo info, refs, tree, paths-info, resolve (HEAD, GET, Range); a quota, and a second token
+that may only read. Not modelled: Xet (clients need HF_HUB_DISABLE_XET=1), discussions, gating, redirects to a CDN.
+Standard library only. Repos outlive the server: they are files under ROOT.
 """
 
 import argparse
@@ -74,7 +75,7 @@ class Store:
         path.with_suffix(".tmp").replace(path)
 
     def create(self, kind: str, repo_id: str, private: bool = False) -> dict:
-        repo: dict = {"refs": {}, "commits": {}, "private": private}
+        repo: dict = {"refs": {}, "tags": {}, "commits": {}, "private": private}
         attributes = self.put(b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n")
         self.commit(repo, "main", {".gitattributes": attributes}, "initial commit")
         self.save(kind, repo_id, repo)
@@ -93,7 +94,7 @@ class Store:
 
     def tree(self, repo: dict, revision: str) -> tuple[str, dict]:
         branch = revision.removeprefix("refs/heads/")
-        commit = repo["refs"].get(branch, revision)
+        commit = repo["refs"].get(branch) or repo["tags"].get(revision, revision)
         if commit not in repo["commits"]:
             raise HubError(404, f"Invalid rev id: {revision}", "RevisionNotFound")
         return commit, repo["commits"][commit]["tree"]
@@ -137,6 +138,7 @@ class Failure:
         lose_answer: do what is asked, then close the connection without an answer.
         delay: seconds to wait before anything else.
         rate: bytes a second of the answer's body.
+        upload_rate: bytes a second of the request's body.
         times: that many requests fail, then all is well; None for always.
     """
 
@@ -150,6 +152,7 @@ class Failure:
     lose_answer: bool = False
     delay: float = 0.0
     rate: float | None = None
+    upload_rate: float | None = None
     times: int | None = None
     hits: int = 0
 
@@ -182,7 +185,14 @@ class Hub:
         root: the folder of its repos.
         token: if given, what writes and private repos need.
         port: 0 for a free one.
+
+    Attributes:
+        reader: a token that may read private repos but not write.
+        quota: bytes of LFS files that all repos together may hold, None for no limit.
     """
+
+    reader: str | None = None
+    quota: int | None = None
 
     def __init__(self, root: str | os.PathLike, token: str | None = None, port: int = 0):
         self.store, self.token, self.lock = Store(Path(root)), token, threading.RLock()
@@ -219,8 +229,9 @@ class Hub:
         return failure
 
     def reset(self) -> None:
-        """No failures, no requests seen; the repos stay."""
+        """No failures, no quota, no requests seen; the repos stay."""
         with self.lock:
+            self.quota = None
             self.failures.clear()
             self.requests.clear()
 
@@ -250,6 +261,18 @@ class Hub:
         """What a repo holds."""
         _, tree = self.store.tree(self.store.load(kind, repo_id), revision)
         return {path: self.store.blob(entry["sha256"]).read_bytes() for path, entry in tree.items()}
+
+    def titles(self, repo_id: str, revision: str = "main", kind: str = "models") -> list[str]:
+        """The messages of its commits, oldest first."""
+        repo = self.store.load(kind, repo_id)
+        commit, titles = self.store.tree(repo, revision)[0], []
+        while commit:
+            titles.append(repo["commits"][commit]["title"])
+            commit = repo["commits"][commit]["parent"]
+        return titles[::-1]
+
+    def tags(self, repo_id: str, kind: str = "models") -> dict[str, str]:
+        return self.store.load(kind, repo_id)["tags"]
 
     def _failure(self, method: str, path: str) -> Failure | None:
         with self.lock:
@@ -320,6 +343,8 @@ class _Handler(BaseHTTPRequestHandler):
         seen, limit = 0, self.failure.cut_upload_after if self.failure else None
         for block in self._blocks():
             seen += len(block)
+            if self.failure and self.failure.upload_rate:
+                time.sleep(len(block) / self.failure.upload_rate)
             if limit is not None and seen >= limit:
                 raise _Cut
             yield block
@@ -377,18 +402,27 @@ class _Handler(BaseHTTPRequestHandler):
 
     # What the Hub does. A route's arguments are the groups of its pattern.
 
-    def _authorise(self) -> None:
-        if self.hub.token and self.headers.get("Authorization") != f"Bearer {self.hub.token}":
+    def _authorise(self, write: bool = True) -> None:
+        given = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        if given and given == self.hub.reader:
+            if write:
+                raise HubError(403, "You have read access but not the required permissions for this operation")
+        elif self.hub.token and given != self.hub.token:
             raise HubError(401, "Invalid credentials")
 
     def _repo(self, kind: str, repo_id: str) -> dict:
         repo = self.hub.store.load(kind, repo_id)
         if repo["private"]:
-            self._authorise()
+            self._authorise(write=False)
         return repo
 
+    def auth_check(self, kind: str, repo_id: str, write: str | None) -> None:
+        self._repo(kind, repo_id)
+        self._authorise(write=bool(write))
+        self._json({})
+
     def whoami(self) -> None:
-        self._authorise()
+        self._authorise(write=False)
         access = {"type": "access_token", "accessToken": {"displayName": "test", "role": "write"}}
         self._json({"type": "user", "id": "0", "name": "me", "fullname": "me", "orgs": [], "auth": access})
 
@@ -432,6 +466,9 @@ class _Handler(BaseHTTPRequestHandler):
         wanted = self._json_body()["objects"]
         self._authorise()
         self._repo(kind or "models", repo_id)
+        held = sum(blob.stat().st_size for blob in (self.hub.store.root / "blobs").iterdir())
+        if self.hub.quota is not None and held + sum(wish["size"] for wish in wanted) > self.hub.quota:
+            raise HubError(403, "Private repository storage limit reached, please upgrade your plan")
         objects = []
         for wish in wanted:
             answer = {"oid": wish["oid"], "size": wish["size"]}
@@ -470,6 +507,12 @@ class _Handler(BaseHTTPRequestHandler):
             repo = self._repo(kind, repo_id)
             head, tree = store.tree(repo, branch)
             tree, title = dict(tree), ""
+            answer: dict = {}
+            if self.query.get("create_pr", ["0"])[0] == "1":
+                number = 1 + sum(name.startswith("refs/pr/") for name in repo["refs"])
+                branch = f"refs/pr/{number}"
+                repo["refs"][branch] = head
+                answer = {"pullRequestUrl": f"{self.hub.url}/{repo_id}/discussions/{number}"}
             for line in lines:
                 what, value = line["key"], line["value"]
                 if what == "header":
@@ -490,12 +533,33 @@ class _Handler(BaseHTTPRequestHandler):
             commit = store.commit(repo, branch, tree, title)
             store.save(kind, repo_id, repo)
         url = f"{self.hub.url}/{repo_id}/commit/{commit}"
-        self._json({"success": True, "commitOid": commit, "commitUrl": url, "hookOutput": ""})
+        self._json({"success": True, "commitOid": commit, "commitUrl": url, "hookOutput": "", **answer})
+
+    def branch(self, kind: str, repo_id: str, name: str) -> None:
+        self._set_ref(kind, repo_id, "refs", name, self._json_body().get("startingPoint") or "main")
+
+    def tag(self, kind: str, repo_id: str, revision: str) -> None:
+        self._set_ref(kind, repo_id, "tags", self._json_body()["tag"], revision)
+
+    def _set_ref(self, kind: str, repo_id: str, family: str, name: str, revision: str) -> None:
+        self._authorise()
+        with self.hub.lock:
+            repo = self._repo(kind, repo_id)
+            if name in repo[family]:
+                raise HubError(409, f"Reference already exists: {name}")
+            repo[family][name] = self.hub.store.tree(repo, revision)[0]
+            self.hub.store.save(kind, repo_id, repo)
+        self._json({})
 
     def refs(self, kind: str, repo_id: str) -> None:
-        refs = self._repo(kind, repo_id)["refs"].items()
-        branches = [{"name": name, "ref": f"refs/heads/{name}", "targetCommit": commit} for name, commit in refs]
-        self._json({"branches": branches, "tags": [], "converts": []})
+        repo = self._repo(kind, repo_id)
+
+        def listed(refs: dict, place: str) -> list[dict]:
+            return [{"name": name, "ref": f"{place}/{name}", "targetCommit": commit} for name, commit in refs.items()]
+
+        branches = {name: commit for name, commit in repo["refs"].items() if not name.startswith("refs/pr/")}
+        tags = listed(repo["tags"], "refs/tags")
+        self._json({"branches": listed(branches, "refs/heads"), "tags": tags, "converts": []})
 
     def list_tree(self, kind: str, repo_id: str, revision: str, folder: str | None) -> None:
         _, tree = self.hub.store.tree(self._repo(kind, repo_id), revision)
@@ -563,6 +627,9 @@ ROUTES = [
     ("PUT", r"/_lfs/([0-9a-f]{64})", "lfs_upload"),
     ("POST", r"/_lfs_verify", "lfs_verify"),
     ("POST", _REPO + r"/commit/([^/]+)", "commit"),
+    ("POST", _REPO + r"/branch/([^/]+)", "branch"),
+    ("POST", _REPO + r"/tag/([^/]+)", "tag"),
+    ("GET", _REPO + r"/auth-check(/write)?", "auth_check"),
     ("GET", _REPO + r"/refs", "refs"),
     ("GET", _REPO + r"/tree/([^/]+)(?:/(.+))?", "list_tree"),
     ("POST", _REPO + r"/paths-info/([^/]+)", "paths_info"),

@@ -102,6 +102,20 @@ def _total(sizes: list[ShardSize] | None) -> int:
     return sum(size.samples for size in sizes or ())
 
 
+def sources(args: argparse.Namespace) -> list[dict] | None:
+    """What the training data are, for people: each source's name, samples and share of an epoch, None for what is
+    not known. None altogether if the data are open_clip's."""
+    if not is_ours(args):
+        return None
+    setup = set_up(args)
+    totals = [None if sizes is None else _total(sizes) for sizes in setup.sizes]
+    shares = dict((describe(args) or (0, []))[1]) or ({setup.sources[0].name: 1.0} if len(totals) == 1 else {})
+    return [
+        {"name": source.name, "samples": total, "share": shares.get(source.name)}
+        for source, total in zip(setup.sources, totals, strict=True)
+    ]
+
+
 def describe(args: argparse.Namespace) -> tuple[int, list[tuple[str, float]]] | None:
     """Samples of an epoch and the share of each source in it where that is known; None if the data are open_clip's."""
     if not is_ours(args):

@@ -1,5 +1,5 @@
 """The only place that touches open_clip's internals. All that may break with a new open_clip is here: the library
-in this file, its training loop in `training.py`, its loaders in `data.py`.
+in this file, how it finds models in `repos.py`, its training loop in `training.py`, its loaders in `data.py`.
 
 Three parts: the check that this is an open_clip we know, the pieces of its towers that the model is built of,
 and the seams by which the plugin gets in (`register`). Names of open_clip that are public and documented may be
@@ -10,8 +10,6 @@ import contextlib
 import copy
 import difflib
 import functools
-import json
-import logging
 import operator
 import pickle
 from collections.abc import Callable, Iterator
@@ -29,7 +27,7 @@ _NEEDED = (
     *("factory.CLIP", "factory.CustomTextCLIP", "factory.CoCa", "factory.get_model_config"),
     *("factory.convert_state_dict", "factory.load_checkpoint", "factory.load_state_dict"),
     *("factory.parse_model_name", "factory._get_hf_config", "factory.download_pretrained_from_hf"),
-    *("factory.create_loss", "pretrained._PRETRAINED"),
+    *("factory._find_checkpoint_in_dir", "factory.get_tokenizer", "factory.create_loss", "pretrained._PRETRAINED"),
     *("model._build_vision_tower", "model._build_text_tower", "model.CLIPVisionCfg", "model.CLIPTextCfg"),
     *("transformer.VisionTransformer._embeds", "transformer.VisionTransformer._pool"),
 )
@@ -58,6 +56,8 @@ _check_host()
 
 from open_clip import factory, pretrained  # noqa: E402
 from open_clip.model import CLIPTextCfg, CLIPVisionCfg, _build_text_tower, _build_vision_tower  # noqa: E402
+
+from . import repos  # noqa: E402
 
 CLIP = open_clip.CLIP
 
@@ -135,6 +135,7 @@ def outputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
 # --- The way in -------------------------------------------------------------------------------------------
 
 PREFIX = "PCMEpp"
+OWN_TOKENIZER = "own"  # text_cfg.hf_tokenizer_name of a model whose tokenizer files lie beside its weights
 RELEASED = "SanghyukChun/PCMEPP-ViT-B-16-CC3M-12M-RedCaps"
 BASES = {  # the plain model whose weights fit a PCME++ model's mean branch
     "PCMEpp-ViT-B-32": "ViT-B-32",
@@ -171,9 +172,11 @@ def register(
     factory.CustomTextCLIP = _dispatcher(factory.CustomTextCLIP, None)
     factory.CoCa = _dispatcher(factory.CoCa, None)
     factory.get_model_config = _wrap(factory.get_model_config, _named_config)
-    factory.parse_model_name = _wrap(factory.parse_model_name, _released_folder)
-    factory._get_hf_config = _wrap(factory._get_hf_config, _released_config)
-    factory.download_pretrained_from_hf = _wrap(factory.download_pretrained_from_hf, _released_weights)
+    factory.parse_model_name = _wrap(factory.parse_model_name, repos.parse_model_name)
+    factory._get_hf_config = _wrap(factory._get_hf_config, repos.get_config)
+    factory.download_pretrained_from_hf = _wrap(factory.download_pretrained_from_hf, repos.get_weights)
+    factory._find_checkpoint_in_dir = _wrap(factory._find_checkpoint_in_dir, repos.find_weights)
+    factory.get_tokenizer = open_clip.get_tokenizer = _wrap(factory.get_tokenizer, repos.get_tokenizer)
 
     def loss_of(stock: Callable, args: Any) -> nn.Module:
         block = getattr(args, "pcmepp_cfg", None) or (factory.get_model_config(args.model) or {}).get("pcmepp_cfg")
@@ -184,6 +187,8 @@ def register(
         return complete_state_dict(model, state_dict) if isinstance(model, model_class) else state_dict
 
     def load(stock: Callable, model: nn.Module, checkpoint_path: str, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(checkpoint_path, repos.Missing):
+            raise RuntimeError(f"Cannot load {checkpoint_path}: {checkpoint_path.reason}.")
         try:
             return stock(model, checkpoint_path, *args, **kwargs)
         except Exception as error:
@@ -241,60 +246,15 @@ def _named_config(stock: Callable, model_name: str) -> dict | None:
     return config
 
 
-# The released repos hold `config.json` and `model.safetensors`, named before open_clip had its own convention,
-# with the head's depth as `unc_layers` in each tower's block.
-
-
-def _released_config(stock: Callable, model_id: str, cache_dir: str | None = None) -> dict:
-    if Path(model_id).is_absolute():
-        return _read_released(Path(model_id))
-    try:
-        return stock(model_id, cache_dir=cache_dir)
-    except FileNotFoundError as no_open_clip_config:
-        try:
-            path = factory.download_pretrained_from_hf(model_id, filename="config.json", cache_dir=cache_dir)
-            return _read_released(Path(path).parent)
-        except (FileNotFoundError, ValueError):
-            raise no_open_clip_config from None
-
-
-def _released_weights(stock: Callable, model_id: str, filename: str | None = None, **kwargs: Any) -> str:
-    if Path(model_id).is_absolute():
-        return str(Path(model_id) / (filename or "model.safetensors"))
-    try:
-        return stock(model_id, filename=filename, **kwargs)
-    except FileNotFoundError:
-        if filename is not None:
-            raise
-        _read_released(Path(stock(model_id, filename="config.json", **kwargs)).parent)
-        return stock(model_id, filename="model.safetensors", **kwargs)
-
-
-def _released_folder(stock: Callable, model_name: str) -> tuple[str | None, str]:
-    """A local folder of the released layout goes the way of a repo, since open_clip reads only its own layout."""
-    schema, identifier = stock(model_name)
-    folder = Path(identifier)
-    if schema == "local-dir" and not (folder / "open_clip_config.json").exists() and (folder / "config.json").exists():
-        return "hf-hub", str(folder.absolute())  # a Hub id is never absolute, so the two cannot be confused
-    return schema, identifier
-
-
-def _read_released(folder: Path) -> dict:
-    """`config.json` of a released repo as an `open_clip_config.json`; ValueError if it is another kind of file."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    try:
-        vision_cfg, text_cfg = dict(config["vision_cfg"]), dict(config["text_cfg"])
-        layers = {vision_cfg.pop("unc_layers"), text_cfg.pop("unc_layers")}
-        model_cfg = {"embed_dim": config["embed_dim"], "vision_cfg": vision_cfg, "text_cfg": text_cfg}
-    except (KeyError, TypeError) as error:
-        raise ValueError(
-            f"{folder / 'config.json'} is not the config of a released PCME++ model: no {error}."
-        ) from None
-    if len(layers) != 1:
-        raise ValueError(f"{folder / 'config.json'}: unc_layers differ between the towers, which is not supported.")
-    model_cfg["pcmepp_cfg"] = {"head_layers": layers.pop(), "init_logvar_bias": None}
-    logging.info("%s: released PCME++ layout, read as an open_clip config", folder)
-    return {"model_cfg": model_cfg, "preprocess_cfg": {}}
+def shapes_of(model_cfg: dict) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors of a model with that config; nothing is allocated."""
+    cfg = copy.deepcopy(model_cfg)
+    custom = cfg.pop("custom_text", False) or "hf_model_name" in cfg["text_cfg"]
+    kind = factory.CLIP if not custom else factory.CoCa if "multimodal_cfg" in cfg else factory.CustomTextCLIP
+    cfg["text_cfg"]["hf_model_pretrained"] = False
+    with torch.device("meta"):
+        model = kind(**cfg)
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
 def read_state_dict(path: str | Path) -> dict[str, Tensor]:

@@ -1,0 +1,182 @@
+"""How open_clip finds a model by `hf-hub:ORG/NAME[@REVISION]` or `local-dir:FOLDER`, where it is a PCME++ one.
+
+Each function stands in the place of one of `open_clip.factory`, which it gets as its first argument. Repos of other
+models go their stock way, but for the revision. Of PCME++ repos the config is checked first (`validate.py`), weights
+are safetensors only, a tokenizer comes from the repo itself, and weights that are not there are an error: open_clip
+would go on with random ones.
+"""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from open_clip import factory
+
+from .validate import ConfigRefused, check_config
+
+CONFIG = "open_clip_config.json"
+WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors", "model.safetensors")
+TOKENIZER_FILES = (
+    "tokenizer*.json",
+    "vocab.*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "*.model",
+)
+
+
+class Missing(str):
+    """The name of a file of weights that is not there; to load it is to get the reason."""
+
+    reason: str
+
+
+def _missing(place: str, reason: str) -> Missing:
+    path = Missing(f"{place}/{WEIGHTS[0]}")
+    path.reason = reason
+    return path
+
+
+def _is_ours(config: Any) -> bool:
+    return (
+        isinstance(config, dict) and isinstance(config.get("model_cfg"), dict) and "pcmepp_cfg" in config["model_cfg"]
+    )
+
+
+def parse_model_name(stock: Callable, model_name: str) -> tuple[str | None, str]:
+    """Checks the config of a local folder. One of the released layout goes the way of a repo, since open_clip reads
+    only its own layout."""
+    schema, identifier = stock(model_name)
+    if schema != "local-dir":
+        return schema, identifier
+    folder = Path(identifier)
+    if not (folder / CONFIG).exists() and (folder / "config.json").exists():
+        return "hf-hub", str(folder.absolute())  # a Hub id is never absolute, so the two cannot be confused
+    config = _read_json(folder / CONFIG)
+    if _is_ours(config):
+        check_config(config, model_name)
+    return schema, identifier
+
+
+def get_config(stock: Callable, model_id: str, cache_dir: str | None = None) -> dict:
+    if Path(model_id).is_absolute():
+        config = _read_released(Path(model_id))
+    else:
+        try:
+            config = stock(model_id, cache_dir=cache_dir)
+        except FileNotFoundError as no_open_clip_config:
+            try:
+                path = factory.download_pretrained_from_hf(model_id, filename="config.json", cache_dir=cache_dir)
+                config = _read_released(Path(path).parent)
+            except (FileNotFoundError, ValueError):
+                raise no_open_clip_config from None
+    if _is_ours(config):
+        check_config(config, f"hf-hub:{model_id}")
+        text_cfg = config["model_cfg"]["text_cfg"]
+        if text_cfg.get("hf_tokenizer_name"):
+            text_cfg["hf_tokenizer_name"] = _tokenizer_folder(model_id, cache_dir)
+    return config
+
+
+def get_weights(stock: Callable, model_id: str, filename: str | None = None, **kwargs: Any) -> str:
+    """`download_pretrained_from_hf`: without a file name it is asked for the weights."""
+    if Path(model_id).is_absolute():
+        return str(Path(model_id) / (filename or "model.safetensors"))
+    repo_id, _, revision = model_id.partition("@")
+    if revision:
+        kwargs["revision"] = revision
+    if filename is not None:
+        return stock(repo_id, filename=filename, **kwargs)
+    try:
+        config = factory._get_hf_config(model_id, cache_dir=kwargs.get("cache_dir"))
+    except Exception:
+        config = None  # `create_model` has asked for it before, and will have said why
+    return _our_weights(repo_id, **kwargs) if _is_ours(config) else stock(repo_id, **kwargs)
+
+
+def find_weights(stock: Callable, folder: Path) -> str | None:
+    found = stock(folder)
+    if found is None and _is_ours(_read_json(folder / CONFIG)):
+        return _missing(str(folder), "the folder holds no weights")
+    return found
+
+
+def get_tokenizer(stock: Callable, model_name: str = "", *args: Any, **kwargs: Any) -> Any:
+    """open_clip takes any failure to read a config for a repo that is a tokenizer: not where the config was refused."""
+    schema, identifier = factory.parse_model_name(model_name)
+    if schema == "hf-hub":
+        try:
+            factory._get_hf_config(identifier, cache_dir=kwargs.get("cache_dir"))
+        except ConfigRefused:
+            raise
+        except Exception as error:
+            logging.debug("%s: %s", model_name, error)
+    return stock(model_name, *args, **kwargs)
+
+
+def _our_weights(repo_id: str, **kwargs: Any) -> str:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    reason = "the repo holds no weights in safetensors; others are not loaded"
+    for name in WEIGHTS:
+        try:
+            return hf_hub_download(repo_id, name, **kwargs)
+        except LocalEntryNotFoundError as error:
+            reason = f"it is not in the cache, and the Hub did not give it: {_line(error.__cause__ or error)}"
+            break
+        except EntryNotFoundError:
+            continue
+        except Exception as error:
+            reason = _line(error)
+            break
+    return _missing(f"hf-hub:{repo_id}", reason)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()).rstrip(".")
+
+
+def _tokenizer_folder(model_id: str, cache_dir: str | None) -> str:
+    """The repo's own tokenizer files, in a folder without anything else."""
+    from huggingface_hub import snapshot_download
+
+    repo_id, _, revision = model_id.partition("@")
+    folder = snapshot_download(
+        repo_id, revision=revision or None, cache_dir=cache_dir, allow_patterns=list(TOKENIZER_FILES)
+    )
+    if not any(path for pattern in TOKENIZER_FILES for path in Path(folder).glob(pattern)):
+        raise ConfigRefused(f"hf-hub:{model_id} names a tokenizer of its own but holds no files of one.")
+    return folder
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # open_clip says so itself when it reads it
+        return None
+
+
+# The released repos hold `config.json` and `model.safetensors`, named before open_clip had its own convention,
+# with the head's depth as `unc_layers` in each tower's block.
+
+
+def _read_released(folder: Path) -> dict:
+    """`config.json` of a released repo as an `open_clip_config.json`; ValueError if it is another kind of file."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    try:
+        vision_cfg, text_cfg = dict(config["vision_cfg"]), dict(config["text_cfg"])
+        layers = {vision_cfg.pop("unc_layers"), text_cfg.pop("unc_layers")}
+        model_cfg = {"embed_dim": config["embed_dim"], "vision_cfg": vision_cfg, "text_cfg": text_cfg}
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"{folder / 'config.json'} is not the config of a released PCME++ model: no {error}."
+        ) from None
+    if len(layers) != 1:
+        raise ValueError(f"{folder / 'config.json'}: unc_layers differ between the towers, which is not supported.")
+    model_cfg["pcmepp_cfg"] = {"head_layers": layers.pop(), "init_logvar_bias": None}
+    logging.info("%s: released PCME++ layout, read as an open_clip config", folder)
+    return {"model_cfg": model_cfg, "preprocess_cfg": {}}

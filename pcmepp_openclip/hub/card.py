@@ -1,0 +1,262 @@
+"""The model card: README.md of a repo, with the metrics once for people and once as the Hub's model-index."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .. import plots
+
+LOSS_PLOT, UNCERTAINTY_PLOT = "loss.png", "uncertainty.png"
+CITATION = """\
+@inproceedings{chun2024pcmepp,
+  title={Improved Probabilistic Image-Text Representations},
+  author={Chun, Sanghyuk},
+  booktitle={International Conference on Learning Representations (ICLR)},
+  year={2024}
+}"""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a model.
+
+    Arguments:
+        config: content of `open_clip_config.json`.
+        parameters: how many numbers the weights are.
+        about: the checkpoint's part of that name, see `record`; {} if it has none.
+        step, epochs, samples_seen: how far it was trained, None where that is not known.
+        metrics: of the last validation, open_clip's names.
+        history: lines of history.jsonl.
+        bins: a line of uncertainty.jsonl, by direction [uncertainties, R@1].
+    """
+
+    repo_id: str
+    config: dict
+    parameters: int
+    license: str = "mit"
+    about: dict[str, Any] = field(default_factory=dict)
+    step: int | None = None
+    epochs: int | None = None
+    samples_seen: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    bins: dict[str, list[list[float]]] = field(default_factory=dict)
+
+    @property
+    def probabilistic(self) -> bool:
+        return "pcmepp_cfg" in self.config["model_cfg"]
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The metrics that are scores, not counts."""
+        counts = ("epoch", "num_samples")
+        return {name: value for name, value in self.metrics.items() if name not in counts and math.isfinite(value)}
+
+
+def write(folder: Path, facts: Facts) -> str:
+    """Draw the plots into `folder`; the card's text."""
+    drawn = [
+        name for name, draw in ((LOSS_PLOT, _loss), (UNCERTAINTY_PLOT, _uncertainty)) if draw(folder / name, facts)
+    ]
+    parts = [_head(facts), _loading(facts), _architecture(facts), _training(facts), _results(facts, drawn), _end(facts)]
+    return f"---\n{metadata(facts)}\n---\n\n" + "\n\n".join(part for part in parts if part) + "\n"
+
+
+def metadata(facts: Facts) -> str:
+    """The card's YAML."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    results = [
+        EvalResult(
+            task_type="zero-shot-image-classification" if "zeroshot" in name else "image-text-retrieval",
+            dataset_type="imagenet-1k" if name.startswith("imagenet") else "validation",
+            dataset_name="ImageNet" if name.startswith("imagenet") else "validation data of the run",
+            metric_type=name,
+            metric_name=name.replace("_", " "),
+            metric_value=round(value, 6),
+        )
+        for name, value in sorted(facts.scores.items())
+    ]
+    data = ModelCardData(
+        language="en",
+        license=facts.license,
+        library_name="open_clip",
+        pipeline_tag="zero-shot-image-classification",
+        tags=["clip", *(["pcmepp", "probabilistic-embeddings", "uncertainty"] if facts.probabilistic else [])],
+        model_name=facts.repo_id.split("/")[-1],
+        eval_results=results or None,
+    )
+    return data.to_yaml()
+
+
+# The sections, in their order.
+
+
+def _head(facts: Facts) -> str:
+    kind = "a probabilistic CLIP (PCME++)" if facts.probabilistic else "a CLIP"
+    text = f"# {facts.repo_id.split('/')[-1]}\n\nThis is {kind} for images and English captions"
+    if facts.probabilistic:
+        text += (
+            ": it maps each to a Gaussian rather than a point, so that it also tells how ambiguous its input is. "
+            "Its mean embeddings are used as CLIP's are"
+        )
+    planned = facts.about.get("hyperparameters", {}).get("epochs")
+    if facts.step is not None:
+        text += f". It was trained for {facts.step:,} steps, {facts.samples_seen or 0:,} samples seen"
+        if planned and facts.epochs is not None and facts.epochs < planned:
+            text += f"; **the run was not finished then** ({facts.epochs} of {planned} epochs were complete)"
+    return text + "."
+
+
+def _loading(facts: Facts) -> str:
+    name = f"hf-hub:{facts.repo_id}"
+    if not facts.probabilistic:
+        return (
+            "## How to load it\n\n```python\nimport open_clip\n\n"
+            f'model, preprocess = open_clip.create_model_from_pretrained("{name}")\n'
+            f'tokenizer = open_clip.get_tokenizer("{name}")\n```'
+        )
+    return f"""\
+## How to load it
+
+```python
+import open_clip
+import pcmepp_openclip  # teaches open_clip this kind of model
+import torch
+from PIL import Image
+
+model, preprocess = open_clip.create_model_from_pretrained("{name}")
+tokenizer = open_clip.get_tokenizer("{name}")
+with torch.inference_mode():
+    image = model.encode_image_gaussian(preprocess(Image.open("photo.jpg").convert("RGB"))[None])
+    texts = model.encode_text_gaussian(tokenizer(["a dog", "a small black dog on a red sofa"]))
+print(image.mean @ texts.mean.T, texts.uncertainty, pcmepp_openclip.csd(image, texts))
+```
+
+The import is needed: without it open_clip ends with `unexpected keyword argument 'pcmepp_cfg'`. Install the package
+pcmepp-openclip first; programs that do not import it run through it by `python -m pcmepp_openclip -m PROGRAM`.
+`{name}@REVISION` loads a commit, a branch or a tag. To use it as a plain CLIP in open_clip alone, take the
+log-variance branch off: `pcmepp convert open_clip_model.safetensors clip.safetensors`."""
+
+
+def _architecture(facts: Facts) -> str:
+    model = facts.config["model_cfg"]
+    vision, text = model["vision_cfg"], model["text_cfg"]
+    rows = [
+        ("parameters", f"{facts.parameters:,}"),
+        ("embedding", f"{model['embed_dim']} dimensions"),
+        ("image tower", _tower(vision, "image_size", "patch_size")),
+        ("text tower", _tower(text, "context_length", "vocab_size")),
+    ]
+    if facts.probabilistic:
+        cfg = model["pcmepp_cfg"]
+        bias = cfg["init_logvar_bias"]
+        rows.append(
+            (
+                "log-variance head",
+                f"{cfg['head_layers']} transformer block{'s' * (cfg['head_layers'] > 1)} in each tower, of the token "
+                f"that is read, a projection, {'no bias' if bias is None else f'a bias that starts at {bias:g}'}",
+            )
+        )
+    return "## Architecture\n\n" + _table(("", ""), rows)
+
+
+def _tower(cfg: dict, *names: str) -> str:
+    shown = {"layers": "layers", "width": "width", **{name: name.replace("_", " ") for name in names}}
+    if "timm_model_name" in cfg or "hf_model_name" in cfg:
+        return str(cfg.get("timm_model_name") or cfg.get("hf_model_name"))
+    return ", ".join(f"{text} {cfg[name]}" for name, text in shown.items() if name in cfg)
+
+
+def _training(facts: Facts) -> str:
+    about = facts.about
+    if not about:
+        return "## Training\n\nThe checkpoint holds no record of its training."
+    seen = facts.samples_seen
+    rows = []
+    for source in about["data"]:
+        samples = "not counted" if source["samples"] is None else f"{source['samples']:,}"
+        share = source["share"]
+        part = "" if share is None or seen is None else f"{seen * share:,.0f}"
+        rows.append((source["name"], samples, part))
+    parts = ["## Training", _table(("data", "samples", "of the samples seen"), rows)]
+    parts.append("<details><summary>All hyperparameters</summary>")
+    parts.append(_table(("name", "value"), [(name, f"`{value}`") for name, value in about["hyperparameters"].items()]))
+    parts.append("</details>")
+    parts.append("Versions: " + ", ".join(f"{name} {version}" for name, version in about["versions"].items()) + ".")
+    return "\n\n".join(parts)
+
+
+def _results(facts: Facts, drawn: list[str]) -> str:
+    parts = ["## Results"]
+    if facts.scores:
+        rows = [(name, f"{value:.4f}") for name, value in sorted(facts.scores.items())]
+        parts.append(_table(("metric", "value"), rows))
+        samples = facts.metrics.get("num_samples")
+        how = f"Retrieval is among {samples:,.0f} validation pairs. " if samples else ""
+        if facts.probabilistic:
+            how += "`csd_` ranks by the sampled distance, the others by the cosine of the means."
+        parts.append(how.strip())
+    else:
+        parts.append("The run had no validation data: nothing was measured.")
+    if LOSS_PLOT in drawn:
+        parts.append(f"![Loss by samples seen]({LOSS_PLOT})")
+    if UNCERTAINTY_PLOT in drawn:
+        parts.append(f"![R@1 by uncertainty]({UNCERTAINTY_PLOT})")
+    return "\n\n".join(part for part in parts if part)
+
+
+def _end(facts: Facts) -> str:
+    limits = [
+        "It has learnt what is common in its training captions, their errors and prejudices included; it must not be "
+        "used to judge or to identify people.",
+        "Captions in other languages, fine detail, counting and text in images are beyond what such models do well.",
+        "What is not under Results was not measured.",
+    ]
+    if facts.probabilistic:
+        limits.insert(
+            1,
+            "Uncertainty tells how ambiguous an input is to this model. It is no probability of being wrong, and "
+            "values of different models cannot be compared.",
+        )
+    return (
+        "## Limits\n\n"
+        + "\n".join(f"- {limit}" for limit in limits)
+        + f"\n\n## Licence\n\n{facts.license}. The training data have terms of their own."
+        + (f"\n\n## Citation\n\n```bibtex\n{CITATION}\n```" if facts.probabilistic else "")
+    )
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+# The plots. False where there is nothing to draw.
+
+
+def _loss(path: Path, facts: Facts) -> bool:
+    if len(facts.history) < 2:
+        return False
+    figure, axes = plots.new("Loss", x="samples seen", y="loss")
+    samples = [line["samples"] for line in facts.history]
+    names = [name for name in facts.history[-1] if name.endswith("loss")]
+    axes.plot(samples, [sum(line.get(name, 0.0) for name in names) for line in facts.history], label="sum")
+    for name in names if len(names) > 1 else ():
+        axes.plot(samples, [line.get(name, math.nan) for line in facts.history], label=name, linewidth=0.8)
+    axes.legend(frameon=False)
+    plots.png(figure, path)
+    return True
+
+
+def _uncertainty(path: Path, facts: Facts) -> bool:
+    if not facts.bins:
+        return False
+    figure, axes = plots.new("R@1 of queries by their uncertainty", x="mean uncertainty of the bin", y="R@1")
+    for name, (uncertainty, recall) in facts.bins.items():
+        axes.plot(uncertainty, recall, marker="o", label=name.replace("_", " "))
+    axes.legend(frameon=False)
+    plots.png(figure, path)
+    return True

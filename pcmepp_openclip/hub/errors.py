@@ -1,0 +1,85 @@
+"""What a failure of the Hub means to a user: whether to try again and when, or one sentence that says what to do.
+
+No sentence holds a URL's query or a token: what a server says is shown without them.
+"""
+
+import re
+from collections.abc import Iterator
+
+from huggingface_hub import get_token
+from huggingface_hub.errors import HfHubHTTPError, HTTPError
+
+from ..data.redact import redact
+
+LONGEST_WAIT = 600.0  # seconds of a Retry-After that are still waited for
+
+
+class GivenUp(ValueError):
+    """Nothing that waiting would cure, or waited for long enough. The message is one sentence for the user."""
+
+
+class Passing(Exception):
+    """A failure that may be over soon. `wait` is what the server asks for, in seconds, or None."""
+
+    def __init__(self, message: str, wait: float | None = None, answered: bool = True):
+        super().__init__(message)
+        self.wait = wait
+        self.answered = answered
+
+
+def read(error: Exception, repo_id: str) -> Passing | GivenUp | None:
+    """What an exception of huggingface_hub's means; None if it is no failure of the Hub."""
+    for cause in _causes(error):
+        if isinstance(cause, HfHubHTTPError) and cause.response is not None:
+            return _by_status(cause, repo_id)
+        if isinstance(cause, (HTTPError, ConnectionError, TimeoutError)):  # HTTPError: of the HTTP library, any kind
+            return Passing(f"the Hub cannot be reached ({type(cause).__name__})", answered=False)
+    if isinstance(error, ValueError):  # of the client's own checks: a wrong repo name, a card it does not take
+        return GivenUp(f"The Hub's client refuses {repo_id}: {clean(str(error))}")
+    return None
+
+
+def _by_status(error: HfHubHTTPError, repo_id: str) -> Passing | GivenUp:
+    status = error.response.status_code
+    said = clean(error.server_message or error.response.headers.get("X-Error-Message") or "")
+    because = f" ({status}: {said})" if said else f" ({status})"
+    if status in (402, 413, 507) or (status == 403 and re.search(r"(?i)quota|storage", said)):
+        return GivenUp(f"There is no room left for {repo_id}{because}: free space or change the plan, then push again.")
+    if status == 403 and re.search(r"(?i)expired", said):  # of an upload's own address: the next try gets a fresh one
+        return Passing(f"the upload took longer than its address was good for{because}")
+    if status == 401:
+        return GivenUp(f"The Hub does not take the token{because}: set HF_TOKEN or run `hf auth login` again.")
+    if status == 403:
+        return GivenUp(
+            f"The token may not write to {repo_id}{because}: use one with the right to write, of a member of "
+            f"{repo_id.split('/')[0]}."
+        )
+    if status == 404:
+        return GivenUp(
+            f"The Hub does not find {repo_id} or its branch{because}: check the name and the token's rights."
+        )
+    if status in (408, 409, 412, 425, 429) or status >= 500:
+        return Passing(f"the Hub answers{because}", _seconds(error.response.headers.get("Retry-After")))
+    return GivenUp(f"The Hub refuses the push to {repo_id}{because}.")
+
+
+def clean(text: str) -> str:
+    """Text of others in one line, without anything that opens a door."""
+    token = get_token()
+    text = redact(" ".join(text.split()))
+    if token:
+        text = text.replace(token, "***")
+    return re.sub(r"\bhf_\w+", "hf_***", text)[:300]
+
+
+def _seconds(header: str | None) -> float | None:
+    try:
+        return None if header is None else min(max(float(header), 0.0), LONGEST_WAIT)
+    except ValueError:  # a date; the client's own waiting covers those
+        return None
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__

@@ -1,0 +1,191 @@
+"""One push: a folder to a Hub repo, as one commit of what has changed, tried again where that helps.
+
+    target = Target("org/name", private=True)
+    check(target)                                      # the token and the right to write, before there is anything
+    pushed = push(folder, target, "Step 48")           # again: nothing is sent
+
+The token is the client's own: HF_TOKEN or `hf auth login`. It is never an argument here.
+"""
+
+import contextlib
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from . import errors
+from .errors import GivenUp, Passing
+
+WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds between tries; the client has its own within a file
+SILENCE = 60.0  # seconds without an answer or a byte that the Hub may take; the client would wait for ever
+
+T = TypeVar("T")
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where to push.
+
+    Arguments:
+        branch: made if it is not there; the main one by default.
+        pull_request: open one instead of committing.
+        private: of a repo that has to be made; one that exists stays as it is.
+    """
+
+    repo_id: str
+    private: bool = False
+    branch: str | None = None
+    pull_request: bool = False
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[\w.-]+/[\w.-]+", self.repo_id):
+            raise ValueError(f"'{self.repo_id}' is no name of a repo: give ORG/NAME, as in my-org/pcmepp-b16.")
+        if self.branch and self.pull_request:
+            raise ValueError("--pr opens a pull request to the main branch: drop --branch.")
+
+    @property
+    def words(self) -> list[str]:
+        """What `pcmepp push` takes for this target."""
+        flags = [f"--branch {self.branch}"] * bool(self.branch) + ["--private"] * self.private
+        return [self.repo_id, *flags, *["--pr"] * self.pull_request]
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What became of a push. `changed` is False where the repo already held all of it."""
+
+    url: str
+    commit: str
+    changed: bool
+
+
+def check(target: Target, silence: float = SILENCE) -> None:
+    """Make the repo if it is not there, and see that this token may write to it.
+
+    GivenUp says in one sentence why it may not; Passing that the Hub could not be asked.
+    """
+    from huggingface_hub import get_token
+
+    if not get_token():
+        raise GivenUp(
+            f"There is no token to push to {target.repo_id} with: set HF_TOKEN or run `hf auth login`. "
+            "There is no flag for it, since flags are logged."
+        )
+    api = _api()
+    with _quiet(bars=False):
+        _meaning(
+            target, lambda: api.create_repo(target.repo_id, private=target.private or None, exist_ok=True), silence
+        )
+        if not target.pull_request:  # a pull request is anyone's right
+            _meaning(target, lambda: api.auth_check(target.repo_id, write=True), silence)
+
+
+def push(
+    folder: Path, target: Target, message: str, tag: str | None = None, say: Say = lambda _: None, bars: bool = False
+) -> Pushed:
+    """Commit the files of `folder`; those that the repo already holds are not sent.
+
+    Arguments:
+        say: told, in a line each, why it has to be tried again; may raise to leave it at that.
+        bars: show the client's progress bars, on a terminal.
+    """
+    from huggingface_hub import CommitOperationAdd
+
+    api = _api()
+
+    def commit() -> Any:
+        check(target)
+        if target.branch:
+            api.create_branch(target.repo_id, branch=target.branch, exist_ok=True)
+        files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+        operations = [CommitOperationAdd(path.relative_to(folder).as_posix(), path) for path in files]
+        return api.create_commit(
+            target.repo_id,
+            operations,
+            commit_message=message,
+            revision=target.branch,
+            create_pr=target.pull_request,
+        )
+
+    with _quiet(bars):
+        head = _patiently(target, lambda: _head(api, target), say)
+        info = _patiently(target, commit, say)
+        if tag:
+            _patiently(target, lambda: _tag(api, target, tag, info.oid), say)
+    return Pushed(info.pr_url or info.commit_url, info.oid, info.oid != head)
+
+
+def _head(api: Any, target: Target) -> str | None:
+    """The commit that is there now, None if there is none or no repo."""
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+    try:
+        return api.repo_info(target.repo_id, revision=target.branch).sha
+    except (RepositoryNotFoundError, RevisionNotFoundError):
+        return None
+
+
+def _tag(api: Any, target: Target, tag: str, commit: str) -> None:
+    there = {ref.name: ref.target_commit for ref in api.list_repo_refs(target.repo_id).tags}
+    if there.get(tag, commit) != commit:
+        raise GivenUp(f"{target.repo_id} is pushed, but its tag '{tag}' stands for another commit: choose another tag.")
+    api.create_tag(target.repo_id, tag=tag, revision=commit, exist_ok=True)
+
+
+def _patiently(target: Target, do: Callable[[], T], say: Say) -> T:
+    """`do`, tried again with longer and longer waits where that may help; GivenUp where not."""
+    for wait in (*WAITS, None):
+        try:
+            return _meaning(target, do)
+        except Passing as passing:
+            if target.pull_request and not passing.answered:  # it may have been opened: not a second one
+                raise GivenUp(f"No answer whether the pull request was opened: look at {target.repo_id}.") from None
+            if wait is None:
+                raise GivenUp(f"Gave up pushing to {target.repo_id} after {len(WAITS) + 1} tries: {passing}.") from None
+            wait = wait if passing.wait is None else passing.wait
+            say(f"Pushing to {target.repo_id}: {passing}; trying again in {wait:g} s.")
+        time.sleep(wait)
+    raise AssertionError
+
+
+def _meaning(target: Target, do: Callable[[], T], silence: float = SILENCE) -> T:
+    """`do`, with the exceptions of the client as GivenUp or Passing."""
+    from huggingface_hub import get_session
+
+    get_session().timeout = silence
+    try:
+        return do()
+    except (GivenUp, Passing):
+        raise
+    except Exception as error:
+        known = errors.read(error, target.repo_id)
+        if known is None:
+            raise
+        raise known from None
+
+
+def _api() -> Any:
+    from huggingface_hub import HfApi
+
+    return HfApi(library_name="pcmepp-openclip")
+
+
+@contextlib.contextmanager
+def _quiet(bars: bool) -> Iterator[None]:
+    """The client without its log lines, which quote signed addresses, and without bars unless wanted."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    level, disabled = logging.root.manager.disable, are_progress_bars_disabled()
+    logging.disable(max(level, logging.WARNING))
+    if not bars and not disabled:
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        logging.disable(level)
+        if not bars and not disabled:
+            enable_progress_bars()

@@ -1,0 +1,110 @@
+"""The process that pushes for a training run. Started by `pusher.py`, which it talks to in lines of JSON.
+
+In:  first {"target", "run", "license", "tag"}, then {"checkpoint", "step"} for each one, {"finish": true} at the end.
+Out: {"pushed": step, "url"} and {"said": a sentence}.
+
+Only the newest checkpoint is kept waiting. If the training process dies, so does this one.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+_parent = os.fdopen(os.dup(1), "w")
+
+
+class Superseded(Exception):
+    """There is a newer checkpoint: no use in trying this one again."""
+
+
+class Inbox:
+    """The newest checkpoint that is waiting, filled by a thread that reads stdin."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self.newest: dict | None = None
+        self.closed = False
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in sys.stdin:
+            message = json.loads(line)
+            with self._changed:
+                if "finish" in message:
+                    self.closed = True
+                else:
+                    if self.newest is not None:
+                        drop(self.newest)
+                    self.newest = message
+                self._changed.notify()
+        if not self.closed:
+            os._exit(1)  # the run was killed, and may already be running again
+
+    def take(self) -> dict | None:
+        """The next one, waited for; None when there will be no more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.newest is not None or self.closed)
+            message, self.newest = self.newest, None
+            return message
+
+
+def main() -> None:
+    os.dup2(2, 1)  # what a library prints is not for the parent
+    settings = json.loads(sys.stdin.readline())
+    inbox = Inbox()
+    os.nice(19)
+    import torch
+
+    torch.set_num_threads(1)
+    while (message := inbox.take()) is not None:
+        try:
+            tell(pushed=message["step"], url=push(message, settings, inbox))
+        except Superseded:
+            pass
+        except ValueError as error:
+            tell(said=f"step {message['step']} was not pushed. {error}")
+        except Exception as error:  # not one of the Hub's: said in short, and the next checkpoint tries again
+            from .errors import clean
+
+            tell(said=f"step {message['step']} was not pushed: {type(error).__name__}: {clean(str(error))}.")
+        finally:
+            drop(message)
+
+
+def push(message: dict, settings: dict, inbox: Inbox) -> str:
+    import tempfile
+
+    from . import source, upload
+
+    def say(line: str) -> None:
+        tell(said=line)
+        if inbox.newest is not None:
+            raise Superseded
+
+    run = Path(settings["run"])
+    target = upload.Target(**settings["target"])
+    with tempfile.TemporaryDirectory(dir=run, prefix=".hub-") as place:
+        wanted = source.Wanted(Path(message["checkpoint"]), target.repo_id, settings["license"], run=run)
+        text = source.prepare(wanted, Path(place))
+        tag = f"step-{message['step']}" if settings["tag"] else None
+        return upload.push(Path(place), target, text, tag, say).url
+
+
+def drop(message: dict) -> None:
+    """Remove the link to a checkpoint, never the checkpoint itself."""
+    path = Path(message["checkpoint"])
+    if path.parent.name == "hub-queue":
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def tell(**word: Any) -> None:
+    print(json.dumps(word), file=_parent, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""What a run keeps of itself for those who were not there: in its checkpoints, and in files that grow beside them.
+
+    checkpoint["about"]     config, hyperparameters, data, versions: plain types, nothing of the machine or its user
+    history.jsonl           step, samples and each term of the loss, at open_clip's logging interval
+    uncertainty.jsonl       R@1 by uncertainty, at each validation
+    results.jsonl           open_clip's own: the metrics of each validation
+
+A run that is resumed goes on in the same files; where it repeats a step or an epoch, the last line counts.
+"""
+
+import importlib.metadata
+import json
+import math
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+import open_clip
+import torch
+from torch import nn
+
+from . import data
+from .hub import folder
+
+HISTORY, UNCERTAINTY, RESULTS = "history.jsonl", "uncertainty.jsonl", "results.jsonl"
+
+# Arguments that say where and how a run was done, not what was trained.
+OF_THE_MACHINE = re.compile(
+    r"(train_data|val_data|imagenet_v\w+|csv_\w+|cache_dir|logs|name|log_\w+|\w+_path|resume|device|dist_\w+|report_to"
+    r"|wandb\w*|tensorboard\w*|debug|copy_codebase|no_set_device_rank|remote_\w+|rank|local_rank|dry_run|push_to_hub"
+    r"|hub_\w+|save_\w+|keep_most_recent|delete_previous_checkpoint|stall_minutes|trace|train_data_sizes|distributed)"
+)
+
+
+def about(args: Any, model: nn.Module, sources: list[dict]) -> dict[str, Any]:
+    """What may be told of a run: to be saved with its weights."""
+    from . import __version__
+
+    config = open_clip.get_model_config(args.model)
+    assert config is not None
+    for flag, key in (("force_quick_gelu", "quick_gelu"), ("force_custom_text", "custom_text")):
+        if getattr(args, flag):
+            config[key] = True
+    versions = {"pcmepp-openclip": __version__, "open_clip_torch": importlib.metadata.version("open_clip_torch")}
+    versions |= {"torch": torch.__version__, "python": platform.python_version()}
+    return {
+        "config": folder.describe(model, config),
+        "hyperparameters": hyperparameters(vars(args)),
+        "data": sources,
+        "versions": {name: str(version) for name, version in versions.items()},
+    }
+
+
+def hyperparameters(args: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that shape what is trained; none of them is a place, a name of someone, or free text."""
+    args = {**args, **(args.get("pcmepp_cfg") or {}), "pcmepp_cfg": None}
+    kept = {name: value for name, value in args.items() if not OF_THE_MACHINE.fullmatch(name) and _is_harmless(value)}
+    for name in ("opt", "model", "pretrained", "distill_pretrained"):  # these have slashes of their own
+        value = args.get(name)
+        if isinstance(value, str) and re.fullmatch(r"(hf-hub:)?[\w.-]+(/[\w.-]+)?(@[\w.-]+)?", value):
+            kept[name] = value if not Path(value).exists() else Path(value).name
+        elif value:
+            kept[name] = "a local file"
+    return {name: kept[name] for name in sorted(kept) if kept[name] is not None and kept[name] != ""}
+
+
+def _is_harmless(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(_is_harmless(part) for pair in value.items() for part in pair)
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_harmless, value))
+    if isinstance(value, str):
+        return re.fullmatch(r"[\w.,:=+\- ]{0,60}", value) is not None and not value.startswith("hf_")
+    return isinstance(value, (bool, int, float, type(None)))
+
+
+def sources_of(args: Any) -> list[dict]:
+    """Name, samples and share of an epoch of each source of the training data, None where that is not known."""
+    plan = data.sources(args)
+    if plan is not None:
+        return plan
+    return [{"name": args.dataset_type, "samples": args.train_num_samples, "share": 1.0}]
+
+
+def append(path: Path, line: dict[str, Any]) -> None:
+    """A line of a file that grows. What cannot be written is no reason to stop a run."""
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+    except OSError:
+        pass
+
+
+def lines(path: Path, key: str, last: float = math.inf) -> list[dict[str, Any]]:
+    """The lines of such a file up to `last`, the latest word for each value of `key`; damaged ones are left out."""
+    found: dict[float, dict[str, Any]] = {}
+    if path.is_file():
+        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                line = json.loads(text)
+                at = line.get(key, math.inf)
+            except (ValueError, AttributeError):  # a run that was killed while it wrote
+                continue
+            if at <= last or at == math.inf:
+                found[at] = line
+    return [found[at] for at in sorted(found)]

@@ -1,0 +1,193 @@
+"""`pcmepp train --push-to-hub`: real runs that push to a local Hub from their background, and whatever goes wrong."""
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import open_clip
+import pytest
+from hub_helpers import TOKEN, assert_same_outputs, train_flags
+from hub_server import Hub
+from huggingface_hub import ModelCard
+from ranks import Ranks
+from shards import write_shards
+
+from pcmepp_openclip import checkpoints, cli, train
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    pattern = write_shards(tmp_path_factory.mktemp("data"), 2, 32)
+    assert cli.main(["data", "count", pattern]) == 0
+    return pattern
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """Training processes that have the token, as an environment variable and in no other way."""
+    os.environ["HF_TOKEN"] = TOKEN
+    try:
+        server = Ranks(tmp_path_factory.mktemp("ranks") / "log")
+    finally:
+        del os.environ["HF_TOKEN"]
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def flags(data, tmp_path):
+    return lambda repo, *more: train_flags(data, tmp_path, "run", "--push-to-hub", repo, "--resume", "latest", *more)
+
+
+def wait_for(condition, seconds=180):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+def log_of(folder: Path) -> str:
+    return (folder / "out.log").read_text() if (folder / "out.log").exists() else ""
+
+
+def workers(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in children if "hub.worker" in Path(f"/proc/{child}/cmdline").read_text()]
+
+
+def alive(pid: int) -> bool:
+    path = Path(f"/proc/{pid}/stat")
+    return path.exists() and path.read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+
+
+def test_a_run_keeps_its_repo_up_to_date(guarded, ranks, flags, tmp_path):
+    """On a slow Hub that fails now and then, with checkpoints that are deleted while they wait."""
+    guarded.fail("/_lfs/", upload_rate=10e6)
+    guarded.fail("/commit/", status=503, times=1)
+    more = ["--epochs", "12", "--delete-previous-checkpoint", "--hub-tag", "--hub-private"]
+    assert ranks.run(1, flags("me/run", *more)) == [0]
+    run = tmp_path / "run"
+    assert [path.name for path in (run / "checkpoints").glob("*.pt")] == ["epoch_12.pt"]
+    assert not (run / "hub-queue").exists() and not list(run.glob(".hub-*"))
+
+    titles = guarded.titles("me/run")[1:]
+    steps = [int(title.split()[1].rstrip(":")) for title in titles]
+    assert titles[-1] == "Step 48: 12 epochs, 768 samples seen"
+    assert steps == sorted(set(steps)) and len(steps) < 12  # newer ones took the place of those still waiting
+    assert set(guarded.tags("me/run")) == {f"step-{step}" for step in steps}
+    assert guarded.store.load("models", "me/run")["private"]
+    log = log_of(run)
+    assert "Hub: me/run holds the last checkpoint, step 48." in log and "Hub: pushed step 48: http" in log
+    assert "503" in log and "trying again in" in log
+    assert (run / "done").exists()
+
+    card = guarded.files("me/run")["README.md"].decode()
+    data = {result.metric_type: result.metric_value for result in ModelCard(card).data.eval_results}
+    assert "image_to_text_R@1" in data and "768 samples seen" in card  # the epoch was validated before it was pushed
+    assert "| data | samples |" in card and "| photos | 64 | 768 |" in card
+    original = open_clip.create_model("PCMEpp-tiny", pretrained=str(run / "checkpoints/epoch_12.pt"))
+    assert_same_outputs(open_clip.create_model("hf-hub:me/run"), original)
+
+    written = [path for path in [*tmp_path.rglob("*"), ranks.log] if path.is_file()]
+    assert {"out.log", "params.txt", "history.jsonl", "epoch_12.pt", "log"} <= {path.name for path in written}
+    for path in written:
+        assert TOKEN.encode() not in path.read_bytes(), path
+    for revision in guarded.store.load("models", "me/run")["commits"]:
+        for name, content in guarded.files("me/run", revision).items():
+            assert TOKEN.encode() not in content and str(tmp_path).encode() not in content, name
+
+    guarded.requests.clear()
+    assert cli.main(["push", str(run), "me/run"]) == 0  # there is nothing left to do
+    assert not any("/commit/" in r.path or "/_lfs/" in r.path for r in guarded.requests)
+
+
+def test_a_stop_pushes_what_was_saved(guarded, ranks, flags, tmp_path):
+    (pid,) = ranks.start(1, flags("me/stopped", "--epochs", "500", "--save-frequency", "1000"))
+    run = tmp_path / "run"
+    wait_for(lambda: "Train Epoch: 1 " in log_of(run))
+    os.kill(pid, signal.SIGTERM)
+    assert ranks.wait([pid]) == [75]
+    epochs, _ = checkpoints.position(checkpoints.newest_good(run / "checkpoints"))
+    assert guarded.titles("me/stopped")[-1].split(": ")[1].startswith(f"{epochs} epochs")
+    assert "Hub: me/stopped holds the last checkpoint" in log_of(run)
+
+
+def test_the_run_outlives_its_pusher_and_push_finishes_the_job(guarded, ranks, flags, tmp_path):
+    (pid,) = ranks.start(1, flags("me/orphan", "--hub-branch", "side"))
+    run = tmp_path / "run"
+    wait_for(lambda: workers(pid))
+    os.kill(workers(pid)[0], signal.SIGKILL)
+    assert ranks.wait([pid]) == [0]
+    log = log_of(run)
+    command = f"`pcmepp push {run} me/orphan --branch side`"
+    assert f"Hub: the process that pushes has ended (code -9). Training goes on; afterwards run {command}" in log
+    assert f"Hub: the last checkpoint is not on the Hub yet: run {command}." in log
+    assert (run / "done").exists() and not (run / "hub-queue").exists()
+    assert cli.main(["push", str(run), "me/orphan", "--branch", "side"]) == 0
+    assert guarded.titles("me/orphan", "side")[-1] == "Step 8: 2 epochs, 128 samples seen"
+
+
+def test_the_pusher_does_not_outlive_its_run(guarded, ranks, flags, tmp_path):
+    guarded.fail("/_lfs/", upload_rate=1e5)
+    (pid,) = ranks.start(1, flags("me/killed", "--epochs", "500"))
+    wait_for(lambda: any("/lfs/objects/batch" in r.path for r in list(guarded.requests)))
+    (worker,) = workers(pid)
+    os.kill(pid, signal.SIGKILL)
+    assert ranks.wait([pid]) == [-9]
+    wait_for(lambda: not alive(worker), 30)
+    assert len(guarded.titles("me/killed")) == 1
+
+
+def test_no_network_at_the_start(data, tmp_path, monkeypatch):
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    ranks = Ranks(tmp_path / "log")
+    try:
+        more = ["--push-to-hub", "me/later", "--epochs", "3"]
+        (pid,) = ranks.start(1, train_flags(data, tmp_path, "run", *more))
+        wait_for(lambda: "Hub: Pushing to me/later: the Hub cannot be reached" in log_of(tmp_path / "run"))
+        with Hub(tmp_path / "hub", token=TOKEN, port=port) as hub:
+            assert ranks.wait([pid]) == [0]
+            assert hub.titles("me/later")[-1] == "Step 12: 3 epochs, 192 samples seen"
+    finally:
+        ranks.close()
+    said = (tmp_path / "log").read_text()
+    assert "the Hub cannot be reached (ConnectError). Training starts all the same" in said and TOKEN not in said
+
+
+REFUSED = {
+    "401": ({"status": 401}, "does not take the token"),
+    "403": ({"status": 403, "message": "not yours"}, "may not write to org/refused .403: not yours"),
+    "404": ({"status": 404}, "does not find org/refused"),
+}
+
+
+@pytest.mark.parametrize("failure, words", REFUSED.values(), ids=REFUSED)
+def test_a_run_that_may_not_push_does_not_start(failure, words, guarded, flags, tmp_path, capsys):
+    guarded.fail("/api/repos/create", **failure)
+    guarded.fail("/auth-check/write", **failure)
+    assert train.main(flags("org/refused")) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("pcmepp train: --push-to-hub: ") and said.count("\n") == 1
+    assert words.replace(".403", "(403") in said and not (tmp_path / "run").exists()
+
+
+def test_mistakes_that_show_before_the_first_step(hub, flags, tmp_path, capsys):
+    for argv, words in (
+        (flags("me/x"), "There is no token to push to me/x"),
+        (flags("nonsense"), "'nonsense' is no name of a repo"),
+        (flags("me/x", "--logs", "none"), "--logs"),
+        (flags("me/x", "--hub-token", "abc"), None),
+    ):
+        if words is None:  # there is no flag for the token
+            with pytest.raises(SystemExit):
+                train.main(argv)
+        else:
+            assert train.main(argv) == 2
+            assert words in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
