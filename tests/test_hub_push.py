@@ -1,14 +1,22 @@
 """`pcmepp push` with the real client over HTTP: what a repo then holds, and what happens when the Hub fails."""
 
+import contextlib
+import fcntl
 import json
 import os
 import pickle
+import pty
 import re
 import shutil
+import struct
+import subprocess
+import sys
+import termios
 
 import open_clip
 import pytest
 import torch
+from helpers import REPO
 from hub_helpers import TOKEN, assert_same_outputs, outputs
 from huggingface_hub import ModelCard, hf_hub_download
 from safetensors.torch import load_file
@@ -25,7 +33,7 @@ def push(capsys):
     def push(*words, code=0):
         assert cli.main(["push", *map(str, words)]) == code
         said = capsys.readouterr()
-        assert TOKEN not in said.out + said.err
+        assert TOKEN not in said.out + said.err and "%|" not in said.err  # a bar is for terminals
         return said.out if code == 0 else said.err
 
     return push
@@ -263,3 +271,28 @@ def test_tokens_that_may_not(guarded, push, weights, monkeypatch):
     assert "no token to push to me/guarded with: set HF_TOKEN or run `hf auth login`" in push(
         weights, "me/guarded", code=2
     )
+
+
+TERMINAL = """
+import sys, open_clip
+from pcmepp_openclip import cli
+assert cli.main(["push", sys.argv[1], "me/seen"]) == 0
+print("NOW THE OTHER WAY", flush=True)
+open_clip.create_model("hf-hub:me/seen", cache_dir=sys.argv[2])
+"""
+
+
+def test_progress_on_a_terminal(guarded, weights, tmp_path):
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    env = {**os.environ, "PYTHONPATH": str(REPO)}
+    command = [sys.executable, "-c", TERMINAL, str(weights), str(tmp_path / "cache")]
+    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, stdin=theirs, env=env)
+    os.close(theirs)
+    seen = b""
+    with contextlib.suppress(OSError):  # how a terminal ends
+        while block := os.read(ours, 4096):
+            seen += block
+    assert process.wait() == 0, seen.decode()
+    up, down = seen.decode().split("NOW THE OTHER WAY")
+    assert "33.5M/33.5M" in up and "33.5M/33.5M" in down and TOKEN not in up + down

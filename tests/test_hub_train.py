@@ -104,11 +104,12 @@ def test_a_run_keeps_its_repo_up_to_date(guarded, ranks, flags, tmp_path):
 
 
 def test_a_stop_pushes_what_was_saved(guarded, ranks, flags, tmp_path):
-    (pid,) = ranks.start(1, flags("me/stopped", "--epochs", "500", "--save-frequency", "1000"))
+    pids = ranks.start(2, flags("me/stopped", "--epochs", "500", "--save-frequency", "1000"))
     run = tmp_path / "run"
     wait_for(lambda: "Train Epoch: 1 " in log_of(run))
-    os.kill(pid, signal.SIGTERM)
-    assert ranks.wait([pid]) == [75]
+    assert len(workers(pids[0])) == 1 and workers(pids[1]) == []
+    os.kill(pids[1], signal.SIGTERM)
+    assert ranks.wait(pids) == [75, 75]
     epochs, _ = checkpoints.position(checkpoints.newest_good(run / "checkpoints"))
     assert guarded.titles("me/stopped")[-1].split(": ")[1].startswith(f"{epochs} epochs")
     assert "Hub: me/stopped holds the last checkpoint" in log_of(run)

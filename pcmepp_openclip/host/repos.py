@@ -6,6 +6,7 @@ are safetensors only, a tokenizer comes from the repo itself, and weights that a
 would go on with random ones.
 """
 
+import contextlib
 import json
 import logging
 from collections.abc import Callable
@@ -46,6 +47,9 @@ def _is_ours(config: Any) -> bool:
     )
 
 
+_ours: dict[str, bool] = {}  # by the id of a repo, whether it is one of a PCME++ model
+
+
 def parse_model_name(stock: Callable, model_name: str) -> tuple[str | None, str]:
     """Checks the config of a local folder. One of the released layout goes the way of a repo, since open_clip reads
     only its own layout."""
@@ -73,7 +77,8 @@ def get_config(stock: Callable, model_id: str, cache_dir: str | None = None) -> 
                 config = _read_released(Path(path).parent)
             except (FileNotFoundError, ValueError):
                 raise no_open_clip_config from None
-    if _is_ours(config):
+    _ours[model_id] = _is_ours(config)
+    if _ours[model_id]:
         check_config(config, f"hf-hub:{model_id}")
         text_cfg = config["model_cfg"]["text_cfg"]
         if text_cfg.get("hf_tokenizer_name"):
@@ -90,11 +95,10 @@ def get_weights(stock: Callable, model_id: str, filename: str | None = None, **k
         kwargs["revision"] = revision
     if filename is not None:
         return stock(repo_id, filename=filename, **kwargs)
-    try:
-        config = factory._get_hf_config(model_id, cache_dir=kwargs.get("cache_dir"))
-    except Exception:
-        config = None  # `create_model` has asked for it before, and will have said why
-    return _our_weights(repo_id, **kwargs) if _is_ours(config) else stock(repo_id, **kwargs)
+    if model_id not in _ours:  # `create_model` has asked for the config just before
+        with contextlib.suppress(Exception):
+            factory._get_hf_config(model_id, cache_dir=kwargs.get("cache_dir"))
+    return _our_weights(repo_id, **kwargs) if _ours.get(model_id) else stock(repo_id, **kwargs)
 
 
 def find_weights(stock: Callable, folder: Path) -> str | None:

@@ -34,6 +34,8 @@ def read(error: Exception, repo_id: str) -> Passing | GivenUp | None:
             return _by_status(cause, repo_id)
         if isinstance(cause, (HTTPError, ConnectionError, TimeoutError)):  # HTTPError: of the HTTP library, any kind
             return Passing(f"the Hub cannot be reached ({type(cause).__name__})", answered=False)
+    if isinstance(error, (OSError, RuntimeError)):  # of other ways to send a file, which have no errors of their own
+        return Passing(f"the upload failed ({type(error).__name__}: {clean(str(error))})")
     if isinstance(error, ValueError):  # of the client's own checks: a wrong repo name, a card it does not take
         return GivenUp(f"The Hub's client refuses {repo_id}: {clean(str(error))}")
     return None

@@ -47,9 +47,12 @@ def describe(model: nn.Module, config: str | dict) -> dict:
     inner: Any = model
     if isinstance(inner, PCMEppCLIP):
         model_cfg["pcmepp_cfg"] = dataclasses.asdict(inner.pcmepp_cfg)
-        model_cfg["text_cfg"]["context_length"] = inner.context_length
-        height, width = inner.visual.image_size
-        model_cfg["vision_cfg"]["image_size"] = height if height == width else [height, width]
+    if getattr(inner, "logit_bias", None) is not None:
+        model_cfg.setdefault("init_logit_bias", -10.0)  # that there is one; its value is among the weights
+    model_cfg["text_cfg"]["context_length"] = inner.context_length
+    size = inner.visual.image_size
+    height, width = size if isinstance(size, (tuple, list)) else (size, size)
+    model_cfg["vision_cfg"]["image_size"] = height if height == width else [height, width]
     preprocess_cfg = {name: inner.visual.preprocess_cfg[name] for name in PREPROCESSING}
     return {"model_cfg": model_cfg, "preprocess_cfg": preprocess_cfg}
 

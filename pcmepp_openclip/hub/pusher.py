@@ -25,6 +25,7 @@ from .errors import GivenUp, Passing
 
 AT_END = 3600.0  # seconds that the last push may take when a run is through
 ON_STOP = 45.0  # the same where the run was asked to stop, and may be killed soon
+QUEUE, STAGING = "hub-queue", ".hub-"  # in the run folder: links to checkpoints; prefix of folders being made
 FIRST_WORD = 15.0  # seconds that the check before the first step waits for the Hub
 
 
@@ -85,7 +86,7 @@ class Pusher:
 
     @property
     def queue(self) -> Path:
-        return self.run / "hub-queue"
+        return self.run / QUEUE
 
     @property
     def by_hand(self) -> str:
@@ -96,7 +97,7 @@ class Pusher:
         """Once, when the run folder is known."""
         if self.target is None or self.process is not None:
             return
-        shutil.rmtree(self.queue, ignore_errors=True)  # of a run that was killed
+        self._clear()  # what a run that was killed has left
         command = [sys.executable, "-m", "pcmepp_openclip.hub.worker"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         with kept_from_children():
@@ -158,7 +159,11 @@ class Pusher:
             logging.info("Hub: %s holds the last checkpoint, step %d.", self.target.repo_id, self.offered)
         else:
             logging.warning("Hub: the last checkpoint is not on the Hub yet: run %s.", self.by_hand)
-        shutil.rmtree(self.queue, ignore_errors=True)
+        self._clear()
+
+    def _clear(self) -> None:
+        for place in (self.queue, *self.run.glob(f"{STAGING}*")):
+            shutil.rmtree(place, ignore_errors=True)
 
     def _arrived(self) -> bool:
         for _ in range(20):  # the word of it may still be on its way through the thread

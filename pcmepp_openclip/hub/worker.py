@@ -79,6 +79,7 @@ def push(message: dict, settings: dict, inbox: Inbox) -> str:
     import tempfile
 
     from . import source, upload
+    from .pusher import STAGING
 
     def say(line: str) -> None:
         tell(said=line)
@@ -87,7 +88,7 @@ def push(message: dict, settings: dict, inbox: Inbox) -> str:
 
     run = Path(settings["run"])
     target = upload.Target(**settings["target"])
-    with tempfile.TemporaryDirectory(dir=run, prefix=".hub-") as place:
+    with tempfile.TemporaryDirectory(dir=run, prefix=STAGING) as place:
         wanted = source.Wanted(Path(message["checkpoint"]), target.repo_id, settings["license"], run=run)
         text = source.prepare(wanted, Path(place))
         tag = f"step-{message['step']}" if settings["tag"] else None
@@ -96,8 +97,10 @@ def push(message: dict, settings: dict, inbox: Inbox) -> str:
 
 def drop(message: dict) -> None:
     """Remove the link to a checkpoint, never the checkpoint itself."""
+    from .pusher import QUEUE
+
     path = Path(message["checkpoint"])
-    if path.parent.name == "hub-queue":
+    if path.parent.name == QUEUE:
         with contextlib.suppress(OSError):
             path.unlink()
 
