@@ -18,6 +18,7 @@ NAMES = {  # each a module here with `rows()`
     "gather": "bytes that the ranks exchange for the loss",
     "checkpoint": "saving and verified loading",
     "retrieval": "evaluation by CSD and by cosine",
+    "hub": "training while a checkpoint is pushed",
     "data": "samples/s and memory of the loader",
     "step": "time and memory of training steps",
 }
