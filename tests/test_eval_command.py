@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import open_clip
@@ -209,7 +210,7 @@ def test_the_prompts_of_the_paper_where_a_folder_has_none(place, tmp_path, no_re
     assert got["one_prompt"] == pytest.approx(right.double().mean().item())
 
 
-def test_karpathy_s_split(tmp_path):
+def test_karpathy_s_split(place, tmp_path, monkeypatch, capsys):
     (tmp_path / "val2014").mkdir()
     entries = []
     for i, scene in enumerate(SCENES[:3]):
@@ -223,6 +224,15 @@ def test_karpathy_s_split(tmp_path):
     assert data.captions[:3] == captions(SCENES[0]) and data.image_of_caption == [0, 0, 0, 1, 1, 1]
     assert data.images[1].read() == png(SCENES[2])
     assert len(datasets.read_karpathy(str(tmp_path / "coco.json"), str(tmp_path / "val2014")).images) == 2
+    flags = "--coco", tmp_path / "coco.json", "--coco-images", tmp_path
+    for words in (
+        "--coco lacks 5000 images and 25000 captions of Karpathy's test split",
+        "pip install 'pcmepp-openclip[coco]'",
+    ):
+        assert cli.main(["eval", *arguments(place, tmp_path / "out", *flags)]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and words in error
+        monkeypatch.setitem(sys.modules, "eccv_caption", None)
     with pytest.raises(ValueError, match=r"--coco-images .*nowhere: 0.jpg is not in it\."):
         datasets.read_karpathy(str(tmp_path / "coco.json"), str(tmp_path / "nowhere"))
     (tmp_path / "coco.json").write_text('{"annotations": []}')

@@ -4,6 +4,7 @@ The matches of CxC and ECCV Caption come with the `eccv_caption` package, by COC
 it computes them and 5K from the nearest items. 1K is the mean of five folds of 1,000 images, as it has them.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,7 +19,9 @@ MOST_MATCHES = 50  # ECCV Caption has up to 48 captions an image
 def metrics() -> Any:
     """The package's metrics with its annotations; ValueError where it is not installed."""
     try:
-        import eccv_caption
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it would rather have ujson
+            import eccv_caption
     except ImportError:
         raise ValueError("--coco needs the eccv_caption package: pip install 'pcmepp-openclip[coco]'.") from None
     return eccv_caption.Metrics()

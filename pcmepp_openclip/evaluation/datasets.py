@@ -11,32 +11,14 @@ A sample's .json may hold "captions" in place of the .txt, and any other facts, 
 """
 
 import json
-import os
-import tarfile
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from webdataset.tariterators import base_plus_ext
+from typing import Any
 
 from ..data.shards import IMAGE_SUFFIXES
-from ..data.sources import expand, kind, local_path
+from .samples import Place, image_file, read_samples, shards_of_folder, shards_of_pattern
 
 Facts = dict[str, Any]
-
-
-class Place(NamedTuple):
-    """Where the bytes of an image are: a file of its own, or a part of a tar."""
-
-    file: str
-    offset: int
-    size: int
-
-    def read(self) -> bytes:
-        with open(self.file, "rb") as file:
-            file.seek(self.offset)
-            return file.read(self.size)
 
 
 @dataclass
@@ -72,9 +54,9 @@ class Labelled:
 def read_captioned(where: str, split: str = "test", flag: str = "--retrieval") -> Captioned:
     """The images and captions of a folder in clip_benchmark's layout, or of a pattern of shards."""
     folder = Path(where)
-    shards = _shards(folder, split, flag) if folder.is_dir() else _local(expand(where, flag), flag)
+    shards = shards_of_folder(folder, split, flag) if folder.is_dir() else shards_of_pattern(where, flag)
     found = Captioned()
-    for key, image, members in _samples(shards, flag):
+    for key, image, members in read_samples(shards, flag):
         facts = _facts(members, key, flag)
         captions = facts.pop("captions", None) or members.get("txt", b"").decode("utf-8", "replace").splitlines()
         captions = [caption.strip() for caption in captions if caption.strip()]
@@ -104,7 +86,7 @@ def read_labelled(where: str, split: str = "test", flag: str = "--zeroshot") -> 
     if not classes:
         raise ValueError(f"{flag} {where}: it has no classes; put their names into classnames.txt, one a line.")
     found = Labelled(classes, templates)
-    for key, image, members in _samples(_shards(folder, split, flag), flag):
+    for key, image, members in read_samples(shards_of_folder(folder, split, flag), flag):
         label = members.get("cls", b"").decode("ascii", "replace").strip()
         if not label.isdigit() or int(label) >= len(classes):
             raise ValueError(
@@ -134,7 +116,7 @@ def read_karpathy(annotations: str, images: str, split: str = "test") -> Caption
                 raise ValueError(f"--coco-images {images}: {entry['filename']} is not in it.")
             sentences = entry["sentences"]
             captions = [" ".join(sentence["raw"].split()) for sentence in sentences]
-            found.add(_file(path), captions, {"key": path.stem})
+            found.add(image_file(path), captions, {"key": path.stem})
             found.coco_images.append(int(entry["cocoid"]))
             found.coco_captions += [int(sentence["sentid"]) for sentence in sentences]
     except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
@@ -144,55 +126,6 @@ def read_karpathy(annotations: str, images: str, split: str = "test") -> Caption
     if not found.images:
         raise ValueError(f"--coco {annotations}: it has no images of the split '{split}'.")
     return found
-
-
-def _shards(folder: Path, split: str, flag: str) -> list[str]:
-    count = folder / split / "nshards.txt"
-    try:
-        number = int(count.read_text())
-    except FileNotFoundError:
-        raise ValueError(
-            f"{flag} {folder}: it has no {split}/nshards.txt; give a folder in clip_benchmark's layout or a pattern of "
-            "shards, as in 'coco/{00..09}.tar'."
-        ) from None
-    except ValueError:
-        raise ValueError(f"{flag} {folder}: {split}/nshards.txt must hold the number of shards.") from None
-    return [str(folder / split / f"{i}.tar") for i in range(number)]
-
-
-def _local(shards: tuple[str, ...], flag: str) -> list[str]:
-    for shard in shards:
-        if kind(shard) != "local":
-            raise ValueError(f"{flag}: evaluation reads local shards only; copy them to a disk first.")
-    return [local_path(shard) for shard in shards]
-
-
-def _samples(shards: list[str], flag: str) -> Iterator[tuple[str, Place, dict[str, bytes]]]:
-    """Key, image and small members of all samples. Images are only located: a plain tar needs no unpacking."""
-    for shard in shards:
-        key: str | None = None
-        image: Place | None = None
-        members: dict[str, bytes] = {}
-        try:
-            with tarfile.open(shard, "r:") as tar:
-                for info in tar:
-                    prefix, suffix = base_plus_ext(info.name)
-                    if prefix is None or not info.isreg():
-                        continue
-                    if prefix != key:
-                        if key is not None and image is not None:
-                            yield key, image, members
-                        key, image, members = prefix, None, {}
-                    if suffix.lower() in IMAGE_SUFFIXES:
-                        image = Place(os.path.abspath(shard), info.offset_data, info.size)
-                    elif suffix in ("txt", "json", "cls"):
-                        member = tar.extractfile(info)
-                        assert member is not None
-                        members[suffix] = member.read()
-        except (OSError, tarfile.TarError) as error:
-            raise ValueError(f"{flag}: the shard {shard} cannot be read ({type(error).__name__}).") from None
-        if key is not None and image is not None:
-            yield key, image, members
 
 
 def _facts(members: dict[str, bytes], key: str, flag: str) -> Facts:
@@ -235,16 +168,12 @@ def _image_folder(
     for label, subfolder in enumerate(subfolders):
         for path in sorted(subfolder.rglob("*")):
             if path.suffix.lower().lstrip(".") in IMAGE_SUFFIXES:
-                found.images.append(_file(path))
+                found.images.append(image_file(path))
                 found.labels.append(label)
                 found.facts.append({"key": str(path.relative_to(root))})
     if not found.images:
         raise ValueError(f"{flag} {folder}: there are no images in the subfolders of its classes.")
     return found
-
-
-def _file(path: Path) -> Place:
-    return Place(os.path.abspath(path), 0, path.stat().st_size)
 
 
 def _lines(path: Path) -> list[str] | None:

@@ -26,7 +26,7 @@ from ..data.batches import cut_texts
 from ..data.decode import BadImage, decode_image
 from ..gaussian import Gaussian
 from ..model import PCMEppCLIP
-from .datasets import Place
+from .samples import Place
 
 CHUNK = 512
 
