@@ -8,6 +8,7 @@ import pickle
 import pty
 import re
 import shutil
+import socket
 import struct
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import pytest
 import torch
 from helpers import REPO
 from hub_helpers import TOKEN, assert_same_outputs, outputs
-from huggingface_hub import ModelCard, hf_hub_download
+from huggingface_hub import ModelCard, constants, hf_hub_download
 from safetensors.torch import load_file
 
 from pcmepp_openclip import cli
@@ -99,10 +100,10 @@ def test_loaded_again_it_is_the_trained_model(guarded, trained, push, tmp_path):
     assert_same_outputs(open_clip.create_model(f"local-dir:{tmp_path}"), original)
 
 
-def test_again_nothing_is_sent(guarded, trained, push):
-    push(trained, "me/twice")
+def test_again_nothing_is_sent(guarded, weights, push):
+    push(weights, "me/twice")
     guarded.requests.clear()
-    assert "nothing has changed" in push(trained, "me/twice")
+    assert "nothing has changed" in push(weights, "me/twice")
     assert sent(guarded) == [] and len(guarded.titles("me/twice")) == 2
 
 
@@ -173,10 +174,11 @@ def test_files_that_do_not_know_their_model(guarded, push, weights, tmp_path):
     torch.save({f"module.{name}": tensor for name, tensor in state.items()}, tmp_path / "bare.pt")
     for path in (file, tmp_path / "bare.pt"):
         assert "add --model" in push(path, "me/bare", code=2)
-        assert "does not fit the model config" in push(path, "me/bare", "--model", "PCMEpp-ViT-B-32", code=2)
         push(path, "me/bare", "--model", "PCMEpp-tiny")
         loaded = open_clip.create_model("hf-hub:me/bare").state_dict()
         assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
+    assert "does not fit the model config" in push(file, "me/bare", "--model", "PCMEpp-ViT-B-32", code=2)
+    assert "There is no model 'PCMEpp-huge'" in push(file, "me/bare", "--model", "PCMEpp-huge", code=2)
     assert "no such file or folder" in push(tmp_path / "nothing", "me/bare", code=2)
     assert "neither open_clip_config.json nor a good" in push(tmp_path, "me/bare", code=2)
     assert "'run' is no name of a repo" in push(file, "run", code=2)
@@ -253,6 +255,14 @@ def test_a_server_that_repeats_the_token(guarded, push, weights, hasty):
     guarded.fail("/commit/", status=400, message=f"bad token {TOKEN} in https://me:pw@host/x?sig=abc")
     said = push(weights, "me/echo", code=2)  # `push` looks for the token
     assert "pw" not in said and "abc" not in said and "bad token" in said
+
+
+def test_nobody_listens(guarded, push, weights, hasty, monkeypatch):
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{held.getsockname()[1]}")
+        said = push(weights, "me/alone", code=2)
+    assert "Gave up pushing to me/alone after 3 tries: the Hub cannot be reached (ConnectError)." in said
 
 
 def test_a_full_quota(guarded, push, weights):

@@ -102,8 +102,11 @@ def _config(path: Path, about: dict, name: str | None, tensors: dict) -> dict:
         raise ValueError(f"{path} does not say which model it is of: add --model, as in --model PCMEpp-ViT-B-16.")
     config = about.get("config")
     if name is not None:
-        model = open_clip.create_model(name, device="meta", pretrained_text=False)
-        config = folder.describe(model, name)
+        try:
+            with torch.device("meta"):
+                config = folder.describe(open_clip.create_model(name, device="meta", pretrained_text=False), name)
+        except RuntimeError as error:  # open_clip's kind for a wrong name
+            raise ValueError(f"--model {name}: {error}") from None
     assert config is not None
     expected = host.shapes_of(config["model_cfg"])
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
