@@ -31,7 +31,7 @@ from pcmepp_openclip.gaussian import Gaussian
 COLUMNS = (
     "caption_uncertainty_spearman", "blurred_auroc", "covered_auroc", "csd_gain_mAP@R", "text_to_image_bins",
     "image_to_text_bins", "text_to_image_mAP@R", "image_to_text_mAP@R", "text_to_image_own_R@1",
-    "image_to_text_own_R@1",
+    "image_to_text_own_R@1", "text_to_image_csd_mAP@R", "image_to_text_csd_mAP@R",
 )  # fmt: skip
 
 
