@@ -7,7 +7,7 @@ COMMANDS = {  # name: (module, what it does)
     "train": ("pcmepp_openclip.train", "open_clip's training, for PCME++ models too"),
     "convert": ("pcmepp_openclip.convert", "turn a PCME++ checkpoint into a plain open_clip CLIP one"),
     "data": ("pcmepp_openclip.data.command", "count and check the shards to train on"),
-    "demo": ("pcmepp_openclip.demo.command", "train a small PCME++ model on drawn scenes and see what its uncertainty means"),
+    "demo": ("pcmepp_openclip.demo.command", "train a small model on drawn scenes, see what its uncertainty means"),
 }
 
 

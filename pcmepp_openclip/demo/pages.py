@@ -15,8 +15,8 @@ from .scenes import CONDITIONS
 
 LEAD = """This model was trained for a few minutes on drawn scenes with captions, from vague ("a shape") to exact ("a
 small red circle left of a large blue square"). It maps each picture and each caption to a Gaussian: a mean, and
-variances whose sum is its uncertainty. Since the scenes are drawn, it is known which captions are true of which pictures,
-so one can check what that uncertainty means. All of this is measured on scenes that were not trained on.
+variances whose sum is its uncertainty. Since the scenes are drawn, it is known which captions are true of which
+pictures, so one can check what that uncertainty means. All of this is measured on scenes that were not trained on.
 
 A target that is not reached is shown as such: it is what this small model gives, not what one would like."""
 HITS = """A query hits when the first thing found is the one it was paired with. A vague caption cannot do that, however
