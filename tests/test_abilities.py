@@ -149,7 +149,7 @@ def test_forward_intermediates(tiny, tiny_batch, cut, checkpointing):
         torch.testing.assert_close(ours[name], theirs[name], rtol=1e-6, atol=2e-6)
     for name in ("image_logvar", "text_logvar"):
         torch.testing.assert_close(ours[name], direct[name], rtol=1e-6, atol=2e-6)
-    assert len(ours["image_intermediates"]) == len(ours["text_intermediates"]) == 4
+    assert len(ours["image_intermediates"]) == len(ours["text_intermediates"]) == 3
     for mine, their in zip(ours["image_intermediates"], theirs["image_intermediates"], strict=True):
         torch.testing.assert_close(mine, their, rtol=1e-6, atol=2e-6)
     for mine, their in zip(ours["text_intermediates"], theirs["text_intermediates"], strict=True):

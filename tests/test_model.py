@@ -254,7 +254,7 @@ def test_patch_dropout_is_shared_by_both_branches():
     branches = model.visual.transformer.resblocks[-1], model.visual.uncertainty_transformer.resblocks[-1]
     hooks = [b.ln_1.register_forward_hook(lambda _m, args, _o: lengths.append(args[0].shape[1])) for b in branches]
     model.encode_image_gaussian(image)
-    assert lengths == [33, 33]  # CLS and half of 64
+    assert lengths == [9, 9]  # CLS and half of 16
     for hook in hooks:
         hook.remove()
 
