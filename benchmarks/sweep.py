@@ -32,6 +32,7 @@ COLUMNS = (
     "caption_uncertainty_spearman", "blurred_auroc", "covered_auroc", "csd_gain_mAP@R", "text_to_image_bins",
     "image_to_text_bins", "text_to_image_mAP@R", "image_to_text_mAP@R", "text_to_image_own_R@1",
     "image_to_text_own_R@1", "text_to_image_csd_mAP@R", "image_to_text_csd_mAP@R",
+    "blurred_auroc_of_1", "blurred_auroc_of_2",
 )  # fmt: skip
 
 
@@ -102,6 +103,7 @@ def truth_of(data: Pairs) -> Truth:
         torch.from_numpy(fitting(data.captions, data.scenes)),
         torch.arange(len(data.captions)) // each,
         data.tokens.unique(dim=0, return_inverse=True)[1],
+        torch.tensor([len(scene.things) for scene in data.scenes]),
         [scene.condition for scene in data.scenes],
     )
 

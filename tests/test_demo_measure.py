@@ -38,7 +38,7 @@ def case():
     fits = torch.rand(50, 20, generator=generator) < 0.3
     fits[torch.arange(50), own] = True
     condition = [("clean", "blurred", "covered")[i % 3] for i in range(20)]
-    return gaussians(20), gaussians(50), m.Truth(fits, own, torch.arange(50), condition)
+    return gaussians(20), gaussians(50), m.Truth(fits, own, torch.arange(50), 1 + torch.arange(20) % 2, condition)
 
 
 def test_against_plain_loops_and_scipy(case):
@@ -59,6 +59,9 @@ def test_against_plain_loops_and_scipy(case):
     number = truth.fits_MN.sum(dim=1)
     assert numbers["caption_uncertainty_spearman"] == pytest.approx(stats.spearmanr(texts.uncertainty, number)[0])
     by_condition = {c: images.uncertainty[[x == c for x in truth.condition_N]] for c in ("clean", "blurred")}
+    odd = {c: [x == c and i % 2 == 0 for i, x in enumerate(truth.condition_N)] for c in by_condition}
+    u = stats.mannwhitneyu(images.uncertainty[odd["blurred"]], images.uncertainty[odd["clean"]]).statistic
+    assert numbers["blurred_auroc_of_1"] == pytest.approx(u / sum(odd["blurred"]) / sum(odd["clean"]))
     u = stats.mannwhitneyu(by_condition["blurred"], by_condition["clean"]).statistic
     assert numbers["blurred_auroc"] == pytest.approx(u / len(by_condition["blurred"]) / len(by_condition["clean"]))
 
@@ -74,7 +77,11 @@ def test_a_model_that_knows_what_it_cannot_know():
     eye[bad] = eye[bad].roll(1, dims=1)  # what cannot be seen is taken for something else
     images = Gaussian(eye, bad.float()[:, None] - 20)
     condition = ["clean" if not b else ("blurred", "covered")[i % 8 == 0] for i, b in enumerate(bad)]
-    numbers = dict(m.measure(images, texts, m.Truth(fits, torch.arange(n), torch.arange(n), condition)))
+    numbers = dict(
+        m.measure(
+            images, texts, m.Truth(fits, torch.arange(n), torch.arange(n), 1 + torch.arange(n) // 4 % 2, condition)
+        )
+    )
     assert numbers["caption_uncertainty_spearman"] > 0.99 and numbers["blurred_auroc"] == numbers["covered_auroc"] == 1
     assert numbers["text_to_image_bins"] < -0.3
     assert numbers["text_to_image_true_bins"] > 0.3  # a vague caption finds something true: no failure to predict
@@ -103,5 +110,7 @@ def test_captions_of_the_same_words_are_one(case):
     apart = dict(m.measure(*case))["image_to_text_own_R@1"]
     same = torch.arange(50)
     same[1] = 0
-    as_one = dict(m.measure(images, texts, m.Truth(truth.fits_MN, truth.own_M, same, truth.condition_N)))
+    as_one = dict(
+        m.measure(images, texts, m.Truth(truth.fits_MN, truth.own_M, same, truth.things_N, truth.condition_N))
+    )
     assert as_one["image_to_text_own_R@1"] == pytest.approx(apart + 0.5 / 20)

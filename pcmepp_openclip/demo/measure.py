@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..gaussian import Gaussian
 from ..retrieval import bin_correlation
+from .scenes import CONDITIONS
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,14 @@ class Truth:
         fits_MN: whether a caption is true of an image, bool.
         own_M: the image that a caption was written for, its label in training and in most benchmarks.
         text_M: a number for each wording: captions of the same words are one and the same.
+        things_N: how many things an image shows, or would.
         condition_N: "clean", "blurred" or "covered".
     """
 
     fits_MN: Tensor
     own_M: Tensor
     text_M: Tensor
+    things_N: Tensor
     condition_N: list[str]
 
 
@@ -92,9 +95,13 @@ def measure(images: Gaussian, texts: Gaussian, truth: Truth) -> Iterator[tuple[s
         yield f"{name}_true_bins", bin_correlation(query.uncertainty, hit_true)
     yield "csd_gain_mAP@R", sum(gains) / 2
     yield "caption_uncertainty_spearman", spearman(texts.uncertainty, fits_MN.sum(dim=1))
-    for condition in ("blurred", "covered"):
-        clean, other = (images.uncertainty[[c == name for c in truth.condition_N]] for name in ("clean", condition))
-        yield f"{condition}_auroc", auroc(other, clean)
+    u_N, things_N = images.uncertainty, truth.things_N
+    of = {name: torch.tensor([condition == name for condition in truth.condition_N]) for name in CONDITIONS}
+    for condition in CONDITIONS[1:]:
+        yield f"{condition}_auroc", auroc(u_N[of[condition]], u_N[of["clean"]])
+        for number in (1, 2):  # a scene of one thing says less than one of two, seen clearly or not
+            same = things_N == number
+            yield f"{condition}_auroc_of_{number}", auroc(u_N[of[condition] & same], u_N[of["clean"] & same])
 
 
 def first_is(score_QG: Tensor, wanted_QG: Tensor) -> Tensor:
