@@ -30,7 +30,7 @@ def main(argv: list[str]) -> None:
         prog="pcmepp demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--size", type=_positive, default=40_000, help="pairs to draw for training (40000)")
-    parser.add_argument("--steps", type=_positive, default=1000, help=f"of training, with {BATCH} pairs each (1000)")
+    parser.add_argument("--steps", type=_positive, default=800, help=f"of training, with {BATCH} pairs each (800)")
     parser.add_argument("--seed", type=int, default=0, help="of the scenes, the model and its training (0)")
     parser.add_argument("--out", type=Path, default=Path("pcmepp-demo"), help="folder for everything (pcmepp-demo)")
     args = parser.parse_args(argv)
