@@ -62,6 +62,7 @@ def train_flags(args: argparse.Namespace, shards: str) -> list[str]:
     flags += ["--dataset-resampled", "--train-num-samples", str(args.steps * BATCH), "--epochs", "1"]
     flags += ["--batch-size", str(BATCH), "--lr", "2e-3", "--warmup", str(max(1, args.steps // 10))]
     flags += ["--beta2", "0.98", "--eps", "1e-6"]  # open_clip's defaults for a ViT, which it knows by its name
+    flags += ["--aug-cfg", "scale=(1.0,1.0)"]  # no crops: the things would be cut, and change their sizes
     flags += ["--workers", "1", "--precision", "fp32", "--seed", str(args.seed), "--save-every-minutes", "0"]
     return [*flags, "--log-every-n-steps", "100", "--logs", str(args.out), "--name", "run"]
 
