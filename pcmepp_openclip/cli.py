@@ -9,7 +9,7 @@ COMMANDS = {  # name: (module, what it does)
     "push": ("pcmepp_openclip.hub.command", "put a run or a checkpoint on the Hugging Face Hub"),
     "data": ("pcmepp_openclip.data.command", "count and check the shards to train on"),
     "eval": ("pcmepp_openclip.evaluation.command", "retrieval, zero-shot, and what the uncertainty means"),
-    "demo": ("pcmepp_openclip.demo", "see a small PCME++ model encode an image and a few captions"),
+    "demo": ("pcmepp_openclip.demo.command", "train a small model on drawn scenes, see what its uncertainty means"),
 }
 
 

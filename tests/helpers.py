@@ -164,11 +164,13 @@ def sigma_names(model) -> list[str]:
     return [name for name in model.state_dict() if name in own or name.startswith(branches)]
 
 
-def run_python(*args: str, cwd=None, env: dict | None = None, stdin: str = "", path: str | None = None):
+def run_python(
+    *args: str, cwd=None, env: dict | None = None, stdin: str = "", path: str | None = None, timeout: float = 300
+):
     """A real Python process, by default with the project importable; its stdout, stderr and returncode."""
     environment = {**os.environ, "PYTHONPATH": str(REPO) if path is None else path, **(env or {})}
     return subprocess.run(
-        [sys.executable, *args], cwd=cwd, env=environment, input=stdin, capture_output=True, text=True, timeout=300
+        [sys.executable, *args], cwd=cwd, env=environment, input=stdin, capture_output=True, text=True, timeout=timeout
     )
 
 

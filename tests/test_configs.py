@@ -30,7 +30,7 @@ def one_sentence(error) -> str:
         ({**GOOD, "head_layers": True}, ["head_layers", "True"]),
         ({**GOOD, "head_layers": "1"}, ["head_layers", "'1'"]),
         ({**GOOD, "head_layers": None}, ["head_layers", "None"]),
-        ({**GOOD, "head_layers": 4}, ["head_layers", "below the towers' 4 and 4 layers"]),
+        ({**GOOD, "head_layers": 3}, ["head_layers", "below the towers' 3 and 3 layers"]),
         ({**GOOD, "init_logvar_bias": "low"}, ["init_logvar_bias", "'low'"]),
         ({**GOOD, "init_logvar_bias": float("nan")}, ["init_logvar_bias", "nan"]),
         ({**GOOD, "init_a": 0}, ["init_a", "positive"]),

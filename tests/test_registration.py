@@ -92,12 +92,12 @@ def test_importing_and_registering_again_changes_nothing():
 
 def test_later_configs_of_the_user_s_own(tmp_path):
     config = open_clip.get_model_config("PCMEpp-tiny")
-    config["pcmepp_cfg"]["head_layers"] = 3
+    config["pcmepp_cfg"]["head_layers"] = 2
     (tmp_path / "my-own-model.json").write_text(json.dumps(config))
     open_clip.add_model_config(tmp_path / "my-own-model.json")
     try:
         model = open_clip.create_model("my-own-model")
-        assert type(model) is pcmepp_openclip.PCMEppCLIP and model.pcmepp_cfg.head_layers == 3
+        assert type(model) is pcmepp_openclip.PCMEppCLIP and model.pcmepp_cfg.head_layers == 2
         assert set(NAMES) <= set(open_clip.list_models())
     finally:
         open_clip.factory._MODEL_CONFIG_PATHS.remove(tmp_path / "my-own-model.json")

@@ -78,7 +78,7 @@ def test_initial_values_come_from_the_flags_else_the_config(run):
     state = torch.load(run.folder / "run/checkpoints/epoch_1.pt", weights_only=True)["state_dict"]
     assert torch.equal(state["visual.uncertainty_bias"], torch.full((64,), -6.0))
     code, log = run(name="config", lr=0)
-    assert code == 0 and " a: 1.0000 b: 1.0000 " in log
+    assert code == 0 and " a: 5.0000 b: 5.0000 " in log
 
 
 def test_the_same_seed_gives_the_same_losses_and_resume_goes_on(run):

@@ -1,0 +1,187 @@
+"""`python -m benchmarks.sweep [--steps 1000] [--lr 1e-3] [match_weight=10 init_a=5 ...]`: what the uncertainty of
+PCMEpp-tiny comes to mean under other settings.
+
+One run trains the model on the demo's scenes, held in memory, with the optimiser and schedule of `pcmepp demo`, and
+prints the numbers of `pcmepp_openclip.demo.measure` on held-out scenes as a row of CSV. It differs from the demo in
+its speed alone: no shards, no image augmentation, and an embedding for the words that occur instead of all of CLIP's.
+"""
+
+import argparse
+import csv
+import dataclasses
+import math
+import sys
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import open_clip
+import torch
+from torch import Tensor
+
+import pcmepp_openclip as pp
+from pcmepp_openclip.config import PCMEppCfg
+from pcmepp_openclip.demo.measure import Truth, measure
+from pcmepp_openclip.demo.pictures import picture
+from pcmepp_openclip.demo.scenes import Caption, Scene, draw_caption, draw_scene, fitting
+from pcmepp_openclip.gaussian import Gaussian
+
+COLUMNS = (
+    "caption_uncertainty_spearman", "blurred_auroc", "covered_auroc", "csd_gain_mAP@R", "text_to_image_bins",
+    "image_to_text_bins", "text_to_image_mAP@R", "image_to_text_mAP@R", "text_to_image_own_R@1",
+    "image_to_text_own_R@1", "text_to_image_csd_mAP@R", "image_to_text_csd_mAP@R",
+    "blurred_auroc_of_1", "blurred_auroc_of_2",
+)  # fmt: skip
+
+
+@dataclasses.dataclass
+class Pairs:
+    pixels: Tensor  # uint8, [N, 3, 32, 32]
+    tokens: Tensor  # [M, 16]
+    scenes: list[Scene]
+    captions: list[Caption]
+
+
+def make_pairs(seed: Any, size: int, captions: int = 1) -> Pairs:
+    random = Random(seed)
+    scenes = [draw_scene(random) for _ in range(size)]
+    said = [draw_caption(random, scene) for scene in scenes for _ in range(captions)]
+    pixels = torch.from_numpy(np.stack([np.asarray(picture(scene)) for scene in scenes])).permute(0, 3, 1, 2)
+    texts = [str(caption) for caption in said]
+    unique = sorted(set(texts))
+    ids = dict(zip(unique, open_clip.get_tokenizer("PCMEpp-tiny")(unique)[:, :16], strict=True))
+    return Pairs(pixels.contiguous(), torch.stack([ids[text] for text in texts]), scenes, said)
+
+
+def to_input(pixels: Tensor) -> Tensor:
+    mean, std = (torch.tensor(x)[:, None, None] for x in (open_clip.OPENAI_DATASET_MEAN, open_clip.OPENAI_DATASET_STD))
+    return (pixels.float() / 255 - mean) / std
+
+
+def optimiser(model: Any, args: Any) -> torch.optim.Optimizer:
+    """open_clip_train's: no decay for gains, biases and scales."""
+    named = list(model.named_parameters())
+    plain = [p for n, p in named if p.ndim < 2 or any(x in n for x in ("bn", "ln", "bias", "logit_scale"))]
+    rest = [p for _, p in named if not any(p is q for q in plain)]
+    groups = [{"params": plain, "weight_decay": 0.0}, {"params": rest, "weight_decay": args.wd}]
+    return torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.98), eps=args.eps)
+
+
+def train(model: Any, loss: Any, data: Pairs, args: Any, on_step: Any) -> None:
+    optimizer = optimiser(model, args)
+    generator = torch.Generator().manual_seed(args.seed)
+    order = torch.empty(0, dtype=torch.long)
+    for step in range(args.steps):
+        if len(order) < args.batch:
+            order = torch.randperm(len(data.pixels), generator=generator)
+        rows, order = order[: args.batch], order[args.batch :]
+        rate = (step + 1) / args.warmup if step < args.warmup else None
+        cosine = 0.5 * (1 + math.cos(math.pi * (step - args.warmup) / (args.steps - args.warmup)))
+        for group in optimizer.param_groups:
+            group["lr"] = args.lr * (cosine if rate is None else rate)
+        optimizer.zero_grad()
+        terms = loss(**model(to_input(data.pixels[rows]), data.tokens[rows]), output_dict=True)
+        sum(terms.values()).backward()
+        optimizer.step()
+        with torch.no_grad():
+            model.logit_scale.clamp_(0, math.log(100))
+        on_step(step + 1, terms)
+
+
+@torch.inference_mode()
+def encode(model: Any, data: Pairs, chunk: int = 500) -> tuple[Gaussian, Gaussian]:
+    images = [model.encode_image_gaussian(to_input(part)) for part in data.pixels.split(chunk)]
+    texts = [model.encode_text_gaussian(part) for part in data.tokens.split(chunk)]
+    return Gaussian(*map(torch.cat, zip(*images, strict=True))), Gaussian(*map(torch.cat, zip(*texts, strict=True)))
+
+
+def truth_of(data: Pairs) -> Truth:
+    each = len(data.captions) // len(data.scenes)
+    return Truth(
+        torch.from_numpy(fitting(data.captions, data.scenes)),
+        torch.arange(len(data.captions)) // each,
+        data.tokens.unique(dim=0, return_inverse=True)[1],
+        torch.tensor([len(scene.things) for scene in data.scenes]),
+        [scene.condition for scene in data.scenes],
+    )
+
+
+def shrink_vocabulary(config: dict, *datasets: Pairs) -> None:
+    """Number the tokens that occur anew, in order: the largest, the end of text, stays so."""
+    used = torch.cat([data.tokens.flatten() for data in datasets]).unique()
+    for data in datasets:
+        data.tokens = torch.searchsorted(used, data.tokens)
+    config["text_cfg"]["vocab_size"] = len(used)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sweep", description=__doc__)
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="of pcmepp_cfg")
+    parser.add_argument("--size", type=int, default=40_000)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--warmup", type=int, default=100)
+    parser.add_argument("--wd", type=float, default=0.2)
+    parser.add_argument("--eps", type=float, default=1e-6)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--every", type=int, default=0, help="also measure on the way")
+    parser.add_argument("--out", type=Path, help="append the row to this CSV file")
+    for tower in ("vision", "text"):
+        parser.add_argument(f"--{tower}-layers", type=int)
+        parser.add_argument(f"--{tower}-width", type=int)
+    parser.add_argument("--patch", type=int)
+    parser.add_argument("--dim", type=int)
+    args = parser.parse_args()
+
+    config = open_clip.get_model_config("PCMEpp-tiny")
+    block = config["pcmepp_cfg"]
+    for setting in args.settings:
+        key, value = setting.split("=")
+        block[key] = value if key == "reduction" else float(value)
+    for tower in ("vision", "text"):
+        for key in ("layers", "width"):
+            config[f"{tower}_cfg"][key] = getattr(args, f"{tower}_{key}") or config[f"{tower}_cfg"][key]
+    config["text_cfg"]["heads"] = config["text_cfg"]["width"] // 32
+    config["vision_cfg"]["patch_size"] = args.patch or config["vision_cfg"]["patch_size"]
+    config["embed_dim"] = args.dim or config["embed_dim"]
+    data, held_out = make_pairs(f"train {args.seed}", args.size), make_pairs(f"test {args.seed}", 1000, captions=4)
+    shrink_vocabulary(config, data, held_out)
+    truth = truth_of(held_out)
+
+    torch.manual_seed(args.seed)
+    model = pp.PCMEppCLIP(**config, output_dict=True)
+    cfg = PCMEppCfg.parse(block)
+    weights = {key: getattr(cfg, key) for key in ("match_weight", "vib_weight", "pp_weight", "reduction")}
+    loss = pp.PCMEppLoss(**weights)
+    start = time.monotonic()
+    row: dict[str, Any] = {}
+
+    def on_step(step: int, terms: dict[str, Tensor]) -> None:
+        if step == args.steps or (args.every and step % args.every == 0):
+            images, texts = encode(model, held_out)
+            numbers = dict(measure(images, texts, truth))
+            row.update(
+                settings=" ".join(sys.argv[1:]), step=step, seconds=round(time.monotonic() - start),
+                **{name: round(numbers[name], 3) for name in COLUMNS},
+                a=round(model.match_scale.item(), 2), b=round(model.shift.item(), 2),
+                scale=round(model.logit_scale.exp().item(), 1),
+                image_u=round(images.uncertainty.mean().item(), 3), text_u=round(texts.uncertainty.mean().item(), 3),
+                loss=" ".join(f"{name[:5]}={value.item():.3g}" for name, value in terms.items()),
+            )  # fmt: skip
+            print(" | ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+
+    train(model, loss, data, args, on_step)
+    if args.out:
+        new = not args.out.exists()
+        with args.out.open("a", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=list(row))
+            if new:
+                writer.writeheader()
+            writer.writerow(row)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""What the uncertainty of a model means, in numbers, on pairs whose true matches are known.
+
+numbers = dict(measure(images, texts, truth))
+for target in TARGETS: target.reached(numbers[target.name])
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..gaussian import Gaussian
+from ..retrieval import bin_correlation
+from .scenes import CONDITIONS
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What is known of N images and M captions.
+
+    Arguments:
+        fits_MN: whether a caption is true of an image, bool.
+        own_M: the image that a caption was written for, its label in training and in most benchmarks.
+        text_M: a number for each wording: captions of the same words are one and the same.
+        things_N: how many things an image shows, or would.
+        condition_N: "clean", "blurred" or "covered".
+    """
+
+    fits_MN: Tensor
+    own_M: Tensor
+    text_M: Tensor
+    things_N: Tensor
+    condition_N: list[str]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A number of `measure` and the value that one would like it to have: at least, or at most if `below`."""
+
+    name: str
+    value: float
+    words: str
+    below: bool = False
+
+    def reached(self, value: float) -> bool:
+        return value <= self.value if self.below else value >= self.value
+
+
+TARGETS = (
+    Target("caption_uncertainty_spearman", 0.8, "captions that fit more images are more uncertain (Spearman)"),
+    Target("blurred_auroc", 0.8, "blurred images are more uncertain than clean ones (AUROC)"),
+    Target("covered_auroc", 0.8, "half covered images are more uncertain than clean ones (AUROC)"),
+    Target("csd_gain_mAP@R", 0.0, "ranking by CSD is not worse than by the mean (difference of mAP@R)"),
+    Target("text_to_image_bins", -0.8, "uncertain captions find their own image less often (10 bins)", below=True),
+    Target("image_to_text_bins", -0.8, "uncertain images find their own caption less often (10 bins)", below=True),
+)
+
+
+def measure(images: Gaussian, texts: Gaussian, truth: Truth) -> Iterator[tuple[str, float]]:
+    """(name, value) of all numbers. Two notions of a hit, since a caption may fit more images than its own:
+
+    - `own`: the first item is the one that the query was paired with, as in the paper's and in most R@1. A vague
+      caption cannot do that, however good the model; it is the notion under which uncertainty should predict failure.
+    - `true`: the first item truly fits the query. "a shape" cannot fail, so that is no measure of its uncertainty.
+
+    An image's own captions are all of the same words as one that was written for it. Of items that tie, one is taken
+    to be drawn.
+    """
+    fits_MN, own_MN = truth.fits_MN, torch.zeros_like(truth.fits_MN)
+    own_MN[torch.arange(len(own_MN)), truth.own_M] = True
+    own_NT = torch.zeros(own_MN.shape[1], int(truth.text_M.max()) + 1, dtype=torch.bool)
+    own_NT[truth.own_M, truth.text_M] = True
+    cosine_MN = texts.mean.float() @ images.mean.float().T
+    by_csd = {"text_to_image": cosine_MN - images.uncertainty / 2, "image_to_text": cosine_MN.T - texts.uncertainty / 2}
+    gains = []
+    for name, query, score, fits, own in (
+        ("text_to_image", texts, cosine_MN, fits_MN, own_MN),
+        ("image_to_text", images, cosine_MN.T, fits_MN.T, own_NT[:, truth.text_M]),
+    ):
+        hit_own, hit_true = first_is(score, own), first_is(score, fits)
+        yield f"{name}_own_R@1", hit_own.mean().item()
+        yield f"{name}_own_R@1_chance", own.float().mean().item()
+        yield f"{name}_true_R@1", hit_true.mean().item()
+        yield f"{name}_true_R@1_chance", fits.float().mean().item()
+        by_mean, by_distance = map_at_r(score, fits), map_at_r(by_csd[name], fits)
+        yield f"{name}_mAP@R", by_mean
+        yield f"{name}_csd_mAP@R", by_distance
+        yield (
+            f"{name}_mAP@R_chance",
+            map_at_r(torch.rand(score.shape, generator=torch.Generator().manual_seed(0)), fits),
+        )
+        gains.append(by_distance - by_mean)
+        yield f"{name}_bins", bin_correlation(query.uncertainty, hit_own)
+        yield f"{name}_true_bins", bin_correlation(query.uncertainty, hit_true)
+    yield "csd_gain_mAP@R", sum(gains) / 2
+    yield "caption_uncertainty_spearman", spearman(texts.uncertainty, fits_MN.sum(dim=1))
+    u_N, things_N = images.uncertainty, truth.things_N
+    of = {name: torch.tensor([condition == name for condition in truth.condition_N]) for name in CONDITIONS}
+    for condition in CONDITIONS[1:]:
+        yield f"{condition}_auroc", auroc(u_N[of[condition]], u_N[of["clean"]])
+        for number in (1, 2):  # a scene of one thing says less than one of two, seen clearly or not
+            same = things_N == number
+            yield f"{condition}_auroc_of_{number}", auroc(u_N[of[condition] & same], u_N[of["clean"] & same])
+
+
+def first_is(score_QG: Tensor, wanted_QG: Tensor) -> Tensor:
+    """The share of wanted items among those of the highest score, [Q]: 0 or 1 but for ties."""
+    first_QG = score_QG == score_QG.amax(dim=1, keepdim=True)
+    return (first_QG & wanted_QG).sum(dim=1) / first_QG.sum(dim=1)
+
+
+def map_at_r(score_QG: Tensor, fits_QG: Tensor) -> float:
+    """mAP@R: of each query, with R fitting items, the mean over the first R places of the precision up to there where
+    an item fits, else 0; then the mean over queries. Every query must have one."""
+    order_QG = score_QG.argsort(dim=1, descending=True, stable=True)
+    hits_QG = fits_QG.gather(1, order_QG).float()
+    place_G = torch.arange(1, hits_QG.shape[1] + 1)
+    r_Q1 = hits_QG.sum(dim=1, keepdim=True)
+    precision_QG = hits_QG.cumsum(dim=1) / place_G
+    return ((precision_QG * hits_QG * (place_G <= r_Q1)).sum(dim=1) / r_Q1[:, 0]).mean().item()
+
+
+def places(values_N: Tensor) -> Tensor:
+    """The place of each value in ascending order, from 1; equal values share the mean of their places."""
+    _, inverse_N, count_U = values_N.unique(return_inverse=True, return_counts=True)
+    last_U = count_U.cumsum(0).double()
+    return (last_U - (count_U - 1) / 2)[inverse_N]
+
+
+def spearman(x_N: Tensor, y_N: Tensor) -> float:
+    """Spearman's rank correlation."""
+    return torch.corrcoef(torch.stack([places(x_N), places(y_N)]))[0, 1].item()
+
+
+def auroc(positive_N: Tensor, negative_M: Tensor) -> float:
+    """The probability that a positive's value is above a negative's; a tie counts half."""
+    n, m = len(positive_N), len(negative_M)
+    return ((places(torch.cat([positive_N, negative_M]))[:n].sum() - n * (n + 1) / 2) / (n * m)).item()

@@ -1,0 +1,146 @@
+"""Drawn scenes, and captions that name more or less of what is in them.
+
+A scene has one or two things, each with a size, a colour and a shape; of two, one stands left of the other or above it.
+A caption is a predicate over scenes: it says which of these facts hold, from none ("a shape") to all ("a small red
+circle left of a large blue square"). So it is known which captions truly fit which scenes, and how many.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+
+SIZES = ("small", "large")
+COLOURS = ("red", "green", "blue", "yellow", "purple", "black")
+SHAPES = ("circle", "square", "triangle", "cross")
+RELATIONS = ("left of", "above", "right of", "below")  # two further on is the opposite
+CONDITIONS = ("clean", "blurred", "covered")
+CLEAN_SHARE, TWO_SHARE = 0.6, 2 / 3
+
+
+@dataclass(frozen=True)
+class Thing:
+    """A thing in a scene, or in a caption what is said of one: there, None is what is left open."""
+
+    size: str | None = None
+    colour: str | None = None
+    shape: str | None = None
+
+    @property
+    def facts(self) -> tuple[str | None, ...]:
+        return self.size, self.colour, self.shape
+
+    def fits(self, thing: "Thing") -> bool:
+        return all(said is None or said == fact for said, fact in zip(self.facts, thing.facts, strict=True))
+
+    def __str__(self) -> str:
+        words = [*filter(None, self.facts[:2]), self.shape or "shape"]
+        return f"a {' '.join(words)}"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is to be drawn.
+
+    Arguments:
+        things: one or two.
+        relation: of the first to the second, "left of" or "above"; None for one thing.
+        condition: "clean", "blurred" or "covered": the facts stay the same, but less of them can be seen.
+        jitter: seed of what no caption speaks of: exact places, and which half is covered.
+    """
+
+    things: tuple[Thing, ...]
+    relation: str | None = None
+    condition: str = "clean"
+    jitter: int = 0
+
+
+@dataclass(frozen=True)
+class Caption:
+    """What is said of a scene: a thing, or two, and perhaps how the first stands to the second."""
+
+    first: Thing
+    second: Thing | None = None
+    relation: str | None = None
+
+    def fits(self, scene: Scene) -> bool:
+        """Whether it is true of the scene, by the definition; `fitting` is the fast form."""
+        if self.second is None:
+            return any(self.first.fits(thing) for thing in scene.things)
+        if len(scene.things) < 2 or scene.relation is None:
+            return False
+        one, two = scene.things
+        both_ways = ((one, two, scene.relation), (two, one, opposite(scene.relation)))
+        return any(
+            self.first.fits(a) and self.second.fits(b) and self.relation in (None, relation)
+            for a, b, relation in both_ways
+        )
+
+    def __str__(self) -> str:
+        if self.second is None:
+            return str(self.first)
+        if self.relation is None and self.first == self.second == Thing():
+            return "two shapes"
+        return f"{self.first} {self.relation or 'and'} {self.second}"
+
+
+def opposite(relation: str) -> str:
+    return RELATIONS[(RELATIONS.index(relation) + 2) % 4]
+
+
+def draw_scene(random: Random, things: int | None = None) -> Scene:
+    """A random scene, of `things` things if given."""
+    number = things or (2 if random.random() < TWO_SHARE else 1)
+    chosen = tuple(Thing(random.choice(SIZES), random.choice(COLOURS), random.choice(SHAPES)) for _ in range(number))
+    condition = "clean" if random.random() < CLEAN_SHARE else random.choice(CONDITIONS[1:])
+    relation = random.choice(RELATIONS[:2]) if number == 2 else None
+    return Scene(chosen, relation, condition, random.getrandbits(32))
+
+
+def draw_caption(random: Random, scene: Scene) -> Caption:
+    """A caption that fits the scene and names some of its facts: how many is uniform, which ones too."""
+    things, relation = list(scene.things), scene.relation
+    if len(things) == 2 and relation and random.random() < 0.5:  # either of them may come first
+        things.reverse()
+        relation = opposite(relation)
+    places = [(i, fact) for i in range(len(things)) for fact in range(3)]
+    if relation:
+        places.append((2, 0))
+    named = set(random.sample(places, random.randint(0, len(places))))
+    said = [Thing(*(fact if (i, f) in named else None for f, fact in enumerate(t.facts))) for i, t in enumerate(things)]
+    relation = relation if (2, 0) in named else None
+    mentioned = [thing for thing in said if thing != Thing()]
+    if relation is None and len(mentioned) < 2:  # nothing is said of the other one, so it is left out
+        return Caption(mentioned[0] if mentioned else Thing())
+    return Caption(said[0], said[1], relation)
+
+
+def fitting(captions: Sequence[Caption], scenes: Sequence[Scene]) -> np.ndarray:
+    """Which captions fit which scenes, [captions, scenes] of bool: `Caption.fits`, all scenes at once."""
+    facts = np.array([[t.facts for t in (*s.things, Thing("", "", ""))[:2]] for s in scenes])  # [scenes, 2, 3]
+    relation = np.array([scene.relation or "" for scene in scenes])
+    there = np.array([len(scene.things) == 2 for scene in scenes])
+    is_fact = {(f, word): facts[:, :, f] == word for f, words in enumerate((SIZES, COLOURS, SHAPES)) for word in words}
+    is_relation = {word: relation == word for word in RELATIONS}
+
+    def holds(said: Thing) -> np.ndarray:
+        out = np.stack([np.ones(len(scenes), dtype=bool), there], axis=1)
+        for f, word in enumerate(said.facts):
+            if word is not None:
+                out = out & is_fact[f, word]
+        return out
+
+    def fits(caption: Caption) -> np.ndarray:
+        first = holds(caption.first)
+        if caption.second is None:
+            return first[:, 0] | first[:, 1]
+        second = holds(caption.second)
+        forward, backward = first[:, 0] & second[:, 1], first[:, 1] & second[:, 0]
+        if caption.relation is not None:
+            forward &= is_relation[caption.relation]
+            backward &= is_relation[opposite(caption.relation)]
+        return forward | backward
+
+    rows = {caption: fits(caption) for caption in set(captions)}
+    return np.stack([rows[caption] for caption in captions])

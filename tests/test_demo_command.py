@@ -1,0 +1,85 @@
+"""`pcmepp demo` at its smallest: real training in a process of its own, twice. The full size is test_system_demo.py."""
+
+import json
+import math
+
+import open_clip
+import pytest
+import torch
+
+import pcmepp_openclip as pp
+from pcmepp_openclip import cli
+from pcmepp_openclip.demo import command, measure, pages
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The folders and the output of two runs with the same seed."""
+    folder = tmp_path_factory.mktemp("demo")
+    patch = pytest.MonkeyPatch()
+    patch.setattr(command, "HELD_OUT", 60)
+    patch.setattr(command, "ZEROSHOT", 24)
+    try:
+        for name in ("one", "two"):
+            assert cli.main(["demo", "--size", "256", "--steps", "2", "--seed", "3", "--out", str(folder / name)]) == 0
+    finally:
+        patch.undo()
+    return folder / "one", folder / "two"
+
+
+def test_the_same_seed_gives_the_same_numbers(runs):
+    one, two = (json.loads((folder / "demo.json").read_text()) for folder in runs)
+    assert one == two and one["seed"] == 3 and one["steps"] == 2
+    assert set(one["reached"]) == {target.name for target in measure.TARGETS}
+    for name, reached in one["reached"].items():
+        target = next(target for target in measure.TARGETS if target.name == name)
+        assert reached == target.reached(one["numbers"][name])
+
+
+def test_the_exported_folder_is_the_trained_model(runs):
+    out = runs[0]
+    model = open_clip.create_model(f"local-dir:{out / 'model'}").eval()
+    assert isinstance(model, pp.PCMEppCLIP)
+    trained = torch.load(out / "run/checkpoints/epoch_1.pt", weights_only=True)["state_dict"]
+    assert all(torch.equal(value, trained[name]) for name, value in model.state_dict().items())
+
+
+def test_the_report_says_what_was_reached(runs):
+    page = (runs[0] / "report/index.html").read_text()
+    result = json.loads((runs[0] / "demo.json").read_text())
+    for target in measure.TARGETS:
+        assert target.words in page and f"{result['numbers'][target.name]:.2f}" in page
+    assert page.count("<td>not reached</td>") == sum(not reached for reached in result["reached"].values())
+    for name in ("captions", "pictures", "bins"):
+        assert (runs[0] / "report" / f"{name}.png").stat().st_size > 1000
+
+
+def test_training_ran_as_pcmepp_train_does(runs):
+    log = (runs[0] / "run/out.log").read_text()
+    assert "Match_loss" in log and "256 usable samples" in log
+    assert (runs[0] / "run/done").exists()
+
+
+@pytest.mark.parametrize(
+    "args, words",
+    [
+        (["--size", "10"], "--size 10 is less than a batch"),
+        (["--out", "{used}"], "holds a demo already: remove it, or name another folder by --out"),
+    ],
+)
+def test_a_mistake_is_one_sentence(runs, args, words, capsys):
+    assert cli.main(["demo", *(arg.format(used=runs[0]) for arg in args)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("pcmepp demo: ") and error.count("\n") == 1 and words in error
+
+
+def test_a_training_that_fails_is_said(monkeypatch, tmp_path, capfd):
+    monkeypatch.setattr(command, "train_flags", lambda args, shards: ["--model", "no-such-model"])
+    monkeypatch.setattr(command, "HELD_OUT", 10)
+    assert cli.main(["demo", "--size", "128", "--steps", "1", "--out", str(tmp_path / "out")]) == 2
+    assert "the training ended with status" in capfd.readouterr().err
+
+
+def test_the_report_survives_numbers_that_do_not_exist():
+    section = pages._targets({target.name: math.nan for target in measure.TARGETS})
+    assert all(row[-1] == "not reached" and row[1] == "nan" for row in section.rows)

@@ -1,0 +1,122 @@
+"""The demo's scenes: captions are true of what they are said to be true of, and pictures show it."""
+
+import itertools
+import json
+import tarfile
+from random import Random
+
+import numpy as np
+import pytest
+
+from pcmepp_openclip.demo import dataset, pictures
+from pcmepp_openclip.demo.scenes import COLOURS, SHAPES, SIZES, Caption, Scene, Thing, draw_caption, draw_scene, fitting
+
+RED_BLUE = Scene((Thing("small", "red", "circle"), Thing("large", "blue", "square")), "left of")
+ONE = Scene((Thing("small", "red", "circle"),))
+
+
+@pytest.mark.parametrize(
+    "caption, text, fits",
+    [
+        (Caption(Thing()), "a shape", (True, True)),
+        (Caption(Thing(colour="red")), "a red shape", (True, True)),
+        (Caption(Thing(shape="square")), "a square", (True, False)),
+        (Caption(Thing("small", "blue")), "a small blue shape", (False, False)),  # small and blue, but not the same one
+        (Caption(Thing(), Thing()), "two shapes", (True, False)),
+        (Caption(Thing(shape="square"), Thing("small")), "a square and a small shape", (True, False)),
+        (Caption(Thing(colour="red"), Thing(shape="circle")), "a red shape and a circle", (False, False)),
+        (Caption(Thing(), Thing(shape="square"), "left of"), "a shape left of a square", (True, False)),
+        (Caption(Thing(shape="square"), Thing(), "right of"), "a square right of a shape", (True, False)),
+        (Caption(Thing(shape="square"), Thing(), "left of"), "a square left of a shape", (False, False)),
+        (Caption(Thing(), Thing(), "above"), "a shape above a shape", (False, False)),
+    ],
+)
+def test_what_a_caption_says(caption, text, fits):
+    assert str(caption) == text
+    assert (caption.fits(RED_BLUE), caption.fits(ONE)) == fits
+    assert fitting([caption], [RED_BLUE, ONE]).tolist() == [list(fits)]
+
+
+def test_a_drawn_caption_fits_its_scene_and_the_fast_form_is_the_definition():
+    random = Random(0)
+    scenes = [draw_scene(random) for _ in range(150)]
+    captions = [draw_caption(random, scene) for scene in scenes]
+    matrix = fitting(captions, scenes)
+    assert matrix.diagonal().all()
+    slow = [[caption.fits(scene) for scene in scenes] for caption in captions]
+    assert matrix.tolist() == slow
+    counts = matrix.sum(axis=1)
+    assert counts.min() < 5 and counts.max() == len(scenes)  # from exact to vague
+
+
+def test_captions_are_told_apart_by_their_words():
+    """Two captions with the same words are true of the same scenes: else the truth would not be one of the text's."""
+    random = Random(1)
+    scenes = [draw_scene(random) for _ in range(400)]
+    by_text: dict[str, np.ndarray] = {}
+    for caption in [draw_caption(random, scene) for scene in scenes for _ in range(3)]:
+        row = fitting([caption], scenes)[0]
+        assert (by_text.setdefault(str(caption), row) == row).all()
+
+
+def test_every_fact_shows_in_the_picture():
+    things = [Thing(*facts) for facts in itertools.product(SIZES, COLOURS, SHAPES)]
+    drawn = {pictures.picture(Scene((thing,), jitter=5)).tobytes() for thing in things}
+    assert len(drawn) == len(things)
+    swapped = Scene(RED_BLUE.things[::-1], "left of", jitter=5)
+    turned = Scene(RED_BLUE.things, "above", jitter=5)
+    assert len({pictures.picture(scene).tobytes() for scene in (RED_BLUE, swapped, turned)}) == 3
+
+
+def test_less_can_be_seen_of_a_blurred_or_covered_scene():
+    clean, blurred, covered = (
+        np.asarray(pictures.picture(Scene(RED_BLUE.things, "left of", condition, 5)), dtype=int)
+        for condition in ("clean", "blurred", "covered")
+    )
+    assert np.abs(np.diff(blurred, axis=1)).max() < np.abs(np.diff(clean, axis=1)).max() / 3
+    hidden = (covered == pictures.COVER).all(axis=2).mean()
+    assert 0.45 < hidden < 0.55
+    outside = ~(covered == pictures.COVER).all(axis=2)
+    assert (clean[outside] == covered[outside]).all()
+
+
+def test_the_same_seed_draws_the_same(tmp_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        pattern = dataset.write_train(tmp_path / name, size=20, seed=seed, quiet=True)
+        assert pattern.endswith("{00000..00000}.tar")
+        dataset.write_zeroshot(tmp_path / name, size=10, seed=seed)
+    assert json.loads((tmp_path / "a/sizes.json").read_text()) == {"00000.tar": 20}
+    for file in ("00000.tar", "test/0.tar"):
+        a, b, c = ((tmp_path / name / file).read_bytes() for name in "abc")
+        assert a == b != c
+
+
+def test_training_and_held_out_pairs_are_drawn_apart(tmp_path):
+    dataset.write_train(tmp_path / "train", size=50, seed=0, quiet=True)
+    dataset.write_retrieval(tmp_path, dataset.draw_held_out(50, seed=0))
+    seen, held_out = (
+        {tar.extractfile(member).read() for member in tar if member.name.endswith(".png")}
+        for tar in map(tarfile.open, (tmp_path / "train/00000.tar", tmp_path / "test/0.tar"))
+    )
+    assert len(seen & held_out) <= 3 < 45 < len(seen)  # things behind a cover look all the same
+
+
+def test_the_layout_is_the_one_that_clip_benchmark_reads(tmp_path):
+    from clip_benchmark.datasets.builder import build_wds_dataset
+
+    held_out = dataset.draw_held_out(12, seed=0)
+    dataset.write_retrieval(tmp_path / "retrieval", held_out)
+    pairs = list(build_wds_dataset("retrieval", np.asarray, data_dir=str(tmp_path / "retrieval")))
+    assert [image.shape for image, _ in pairs] == [(32, 32, 3)] * 12
+    assert [caption for _, captions in pairs for caption in captions] == list(map(str, held_out.captions))
+    matches = json.loads((tmp_path / "retrieval/test/matches.json").read_text())["images_of_caption"]
+    for images, caption in zip(matches, held_out.captions, strict=True):
+        assert images == [i for i, scene in enumerate(held_out.scenes) if caption.fits(scene)]
+    with tarfile.open(tmp_path / "retrieval/test/0.tar") as tar:
+        facts = [json.load(tar.extractfile(member)) for member in tar if member.name.endswith(".json")]
+    assert [fact["condition"] for fact in facts] == [scene.condition for scene in held_out.scenes]
+
+    dataset.write_zeroshot(tmp_path / "zeroshot", size=12, seed=0)
+    classes = build_wds_dataset("zeroshot", np.asarray, data_dir=str(tmp_path / "zeroshot"))
+    assert classes.classes == dataset.CLASSES and classes.templates == dataset.TEMPLATES
+    assert all(0 <= label < len(dataset.CLASSES) for _, label in classes)
