@@ -1,8 +1,8 @@
 """Figures for reports and model cards: made with matplotlib, imported only when one is drawn.
 
-    figure, axes = new("Loss", x="step", y="loss")
-    axes.plot(steps, losses)
-    png(figure, Path("loss.png")); html = svg(figure)
+figure, axes = new("Loss", x="step", y="loss")
+axes.plot(steps, losses)
+png(figure, Path("loss.png")); html = svg(figure)
 """
 
 import io

@@ -16,8 +16,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from .dataset import HeldOut, draw_held_out, write_retrieval, write_train, write_zeroshot
 from .scenes import fitting
 
@@ -82,14 +80,17 @@ def evaluate(args: argparse.Namespace, checkpoint: Path, held_out: HeldOut) -> d
     import open_clip
     import torch
 
+    from ..evaluation.datasets import read_captioned
+    from ..evaluation.encode import Encoder
     from ..hub.folder import export
     from .measure import TARGETS, Truth, measure
     from .pages import write_report
 
     print("\n3. Measuring on the held-out scenes.", flush=True)
     model, _, preprocess = open_clip.create_model_and_transforms(MODEL, pretrained=str(checkpoint))
-    model.eval()
-    images, texts = encode(model, preprocess, held_out)
+    data = read_captioned(str(args.out / "data" / "retrieval"))
+    encoder = Encoder(model, preprocess, open_clip.get_tokenizer(MODEL), True, args.out / "embeddings")
+    images, texts = encoder.images(data.images), encoder.texts(data.captions, "captions")
     wording = {text: number for number, text in enumerate(sorted(set(map(str, held_out.captions))))}
     truth = Truth(
         fits_MN=torch.from_numpy(fitting(held_out.captions, held_out.scenes)),
@@ -105,27 +106,6 @@ def evaluate(args: argparse.Namespace, checkpoint: Path, held_out: HeldOut) -> d
     write_report(args.out / "report", held_out, images, texts, truth, numbers)
     export(model, args.out / "model", MODEL)
     return numbers
-
-
-def encode(model: Any, preprocess: Any, held_out: HeldOut, chunk: int = 250) -> tuple[Any, Any]:
-    """The Gaussians of the held-out pictures and captions."""
-    import open_clip
-    import torch
-
-    from ..gaussian import Gaussian
-    from .pictures import picture
-
-    tokenizer = open_clip.get_tokenizer(MODEL)
-    both: list[list[Gaussian]] = [[], []]
-    with torch.inference_mode():
-        for start in tqdm(range(0, len(held_out.scenes), chunk), desc="images", unit_scale=chunk, disable=None):
-            pixels = [preprocess(picture(scene)) for scene in held_out.scenes[start : start + chunk]]
-            both[0].append(model.encode_image_gaussian(torch.stack(pixels)))
-        for start in tqdm(range(0, len(held_out.captions), chunk), desc="captions", unit_scale=chunk, disable=None):
-            words = [str(caption) for caption in held_out.captions[start : start + chunk]]
-            both[1].append(model.encode_text_gaussian(tokenizer(words)))
-    images, texts = (Gaussian(*map(torch.cat, zip(*parts, strict=True))) for parts in both)
-    return images, texts
 
 
 def show(args: argparse.Namespace, numbers: dict[str, float]) -> None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..evaluation.retrieval import precisions
+from ..evaluation.uncertainty import auroc, spearman
 from ..gaussian import Gaussian
 from ..retrieval import bin_correlation
 from .scenes import CONDITIONS
@@ -98,10 +100,11 @@ def measure(images: Gaussian, texts: Gaussian, truth: Truth) -> Iterator[tuple[s
     u_N, things_N = images.uncertainty, truth.things_N
     of = {name: torch.tensor([condition == name for condition in truth.condition_N]) for name in CONDITIONS}
     for condition in CONDITIONS[1:]:
-        yield f"{condition}_auroc", auroc(u_N[of[condition]], u_N[of["clean"]])
+        both = of[condition] | of["clean"]
+        yield f"{condition}_auroc", auroc(u_N[both], of[condition][both])
         for number in (1, 2):  # a scene of one thing says less than one of two, seen clearly or not
-            same = things_N == number
-            yield f"{condition}_auroc_of_{number}", auroc(u_N[of[condition] & same], u_N[of["clean"] & same])
+            same = both & (things_N == number)
+            yield f"{condition}_auroc_of_{number}", auroc(u_N[same], of[condition][same])
 
 
 def first_is(score_QG: Tensor, wanted_QG: Tensor) -> Tensor:
@@ -111,29 +114,6 @@ def first_is(score_QG: Tensor, wanted_QG: Tensor) -> Tensor:
 
 
 def map_at_r(score_QG: Tensor, fits_QG: Tensor) -> float:
-    """mAP@R: of each query, with R fitting items, the mean over the first R places of the precision up to there where
-    an item fits, else 0; then the mean over queries. Every query must have one."""
+    """mAP@R over queries, each of which must have an item that fits."""
     order_QG = score_QG.argsort(dim=1, descending=True, stable=True)
-    hits_QG = fits_QG.gather(1, order_QG).float()
-    place_G = torch.arange(1, hits_QG.shape[1] + 1)
-    r_Q1 = hits_QG.sum(dim=1, keepdim=True)
-    precision_QG = hits_QG.cumsum(dim=1) / place_G
-    return ((precision_QG * hits_QG * (place_G <= r_Q1)).sum(dim=1) / r_Q1[:, 0]).mean().item()
-
-
-def places(values_N: Tensor) -> Tensor:
-    """The place of each value in ascending order, from 1; equal values share the mean of their places."""
-    _, inverse_N, count_U = values_N.unique(return_inverse=True, return_counts=True)
-    last_U = count_U.cumsum(0).double()
-    return (last_U - (count_U - 1) / 2)[inverse_N]
-
-
-def spearman(x_N: Tensor, y_N: Tensor) -> float:
-    """Spearman's rank correlation."""
-    return torch.corrcoef(torch.stack([places(x_N), places(y_N)]))[0, 1].item()
-
-
-def auroc(positive_N: Tensor, negative_M: Tensor) -> float:
-    """The probability that a positive's value is above a negative's; a tie counts half."""
-    n, m = len(positive_N), len(negative_M)
-    return ((places(torch.cat([positive_N, negative_M]))[:n].sum() - n * (n + 1) / 2) / (n * m)).item()
+    return precisions(fits_QG.gather(1, order_QG), fits_QG.sum(dim=1))[0].mean().item()
