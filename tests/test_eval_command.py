@@ -187,11 +187,11 @@ def test_an_image_folder_of_classes(place, tmp_path, results, no_report):
 
 def test_shards_with_captions_in_json(place, tmp_path, results, no_report):
     samples = [{"json": json.dumps({"captions": captions(s), "who": "me"}), "jpg": png(s)} for s in SCENES]
-    write_tar(tmp_path / "x-0.tar", samples[:20])
-    write_tar(tmp_path / "x-1.tar", samples[20:])
-    data = datasets.read_captioned(f"{tmp_path}/x-{{0..1}}.tar")
+    write_tar(tmp_path / "x/x-0.tar", samples[:20])
+    write_tar(tmp_path / "x/x-1.tar", samples[20:])
+    data = datasets.read_captioned(f"{tmp_path}/x/x-{{0..1}}.tar")
     assert data.facts[0] == {"key": "s0000", "who": "me"} and data.image_of_caption[60:64] == [20, 20, 20, 21]
-    got = evaluate(place, tmp_path / "out", "--retrieval", f"x={tmp_path}/x-*.tar")["retrieval"]["x"]["metrics"]
+    got = evaluate(place, tmp_path / "out", "--retrieval", f"{tmp_path}/x/x-*.tar")["retrieval"]["x"]["metrics"]
     whole = results["retrieval"]["scenes"]["metrics"]
     assert got["csd/text_to_image_R@5"] == pytest.approx(whole["csd/text_to_image_R@5"])
     assert "csd/text_to_image_true_R@1" not in got

@@ -99,11 +99,12 @@ def _datasets(
 
 
 def _named(texts: list[str], flag: str) -> list[tuple[str, str]]:
-    """(name, place) of each; without a name of its own a folder is called by its last part."""
+    """(name, place) of each; without a name of its own it is called by its folder."""
     found: dict[str, str] = {}
     for text in texts:
         named = re.fullmatch(r"([A-Za-z][\w.-]*)=(.+)", text)
-        name, where = (named[1], named[2]) if named else (Path(text).absolute().name, text)
+        folder = Path(text).absolute()
+        name, where = (named[1], named[2]) if named else ((folder if folder.is_dir() else folder.parent).name, text)
         name = re.sub(r"[^\w.-]+", "-", name) or "data"
         if name in found:
             raise ValueError(f"{flag}: two are called '{name}'; give them names, as in first={where}.")
@@ -171,5 +172,6 @@ def write(args: argparse.Namespace, encoder: Encoder, outcomes: list[Outcome], n
         print(f"\n{outcome.name} ({outcome.task})")
         print(pages.text_table(outcome))
     name = args.model if not args.pretrained else f"{args.model}, {Path(args.pretrained).name}"
-    page = report.write(args.out, f"Evaluation of {name}", pages.sections(outcomes), " ".join(notes))
+    lead = f"Split {args.split}, {args.precision}, weights {encoder.fingerprint[:12]}. {' '.join(notes)}"
+    page = report.write(args.out, f"Evaluation of {name}", pages.sections(outcomes), lead)
     print(f"\n{args.out / 'results.json'}\n{page}")
