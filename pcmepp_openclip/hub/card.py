@@ -1,14 +1,11 @@
 """The model card: README.md of a repo, with the metrics once for people and once as the Hub's model-index."""
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from .. import plots
+from . import figures
+from .facts import Facts
 
-LOSS_PLOT, UNCERTAINTY_PLOT = "loss.png", "uncertainty.png"
 CITATION = """\
 @inproceedings{chun2024pcmepp,
   title={Improved Probabilistic Image-Text Representations},
@@ -18,47 +15,12 @@ CITATION = """\
 }"""
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What is known of a model.
-
-    Arguments:
-        config: content of `open_clip_config.json`.
-        parameters: how many numbers the weights are.
-        about: the checkpoint's part of that name, see `record`; {} if it has none.
-        step, epochs, samples_seen: how far it was trained, None where that is not known.
-        metrics: of the last validation, open_clip's names.
-        history: lines of history.jsonl.
-        bins: a line of uncertainty.jsonl, by direction [uncertainties, R@1].
-    """
-
-    repo_id: str
-    config: dict
-    parameters: int
-    license: str = "mit"
-    about: dict[str, Any] = field(default_factory=dict)
-    step: int | None = None
-    epochs: int | None = None
-    samples_seen: int | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    history: list[dict[str, Any]] = field(default_factory=list)
-    bins: dict[str, list[list[float]]] = field(default_factory=dict)
-
-    @property
-    def probabilistic(self) -> bool:
-        return "pcmepp_cfg" in self.config["model_cfg"]
-
-    @property
-    def scores(self) -> dict[str, float]:
-        """The metrics that are scores, not counts."""
-        counts = ("epoch", "num_samples")
-        return {name: value for name, value in self.metrics.items() if name not in counts and math.isfinite(value)}
-
-
 def write(folder: Path, facts: Facts) -> str:
     """Draw the plots into `folder`; the card's text."""
     drawn = [
-        name for name, draw in ((LOSS_PLOT, _loss), (UNCERTAINTY_PLOT, _uncertainty)) if draw(folder / name, facts)
+        name
+        for name, draw in ((figures.LOSS, figures.loss), (figures.UNCERTAINTY, figures.uncertainty))
+        if draw(folder / name, facts)
     ]
     parts = [_head(facts), _loading(facts), _architecture(facts), _training(facts), _results(facts, drawn), _end(facts)]
     return f"---\n{metadata(facts)}\n---\n\n" + "\n\n".join(part for part in parts if part) + "\n"
@@ -71,8 +33,8 @@ def metadata(facts: Facts) -> str:
     results = [
         EvalResult(
             task_type="zero-shot-image-classification" if "zeroshot" in name else "image-text-retrieval",
-            dataset_type="imagenet-1k" if name.startswith("imagenet") else "validation",
-            dataset_name="ImageNet" if name.startswith("imagenet") else "validation data of the run",
+            dataset_type=_dataset(name)[0],
+            dataset_name=_dataset(name)[1],
             metric_type=name,
             metric_name=name.replace("_", " "),
             metric_value=round(value, 6),
@@ -89,6 +51,12 @@ def metadata(facts: Facts) -> str:
         eval_results=results or None,
     )
     return data.to_yaml()
+
+
+def _dataset(metric: str) -> tuple[str, str]:
+    known = {"imagenetv2": ("imagenetv2", "ImageNet V2"), "imagenet": ("imagenet-1k", "ImageNet")}
+    found = [dataset for prefix, dataset in known.items() if metric.startswith(prefix)]
+    return (found or [("validation", "validation data of the run")])[0]
 
 
 # The sections, in their order.
@@ -201,10 +169,10 @@ def _results(facts: Facts, drawn: list[str]) -> str:
         parts.append(how.strip())
     else:
         parts.append("The run had no validation data: nothing was measured.")
-    if LOSS_PLOT in drawn:
-        parts.append(f"![Loss by samples seen]({LOSS_PLOT})")
-    if UNCERTAINTY_PLOT in drawn:
-        parts.append(f"![R@1 by uncertainty]({UNCERTAINTY_PLOT})")
+    if figures.LOSS in drawn:
+        parts.append(f"![Loss by samples seen]({figures.LOSS})")
+    if figures.UNCERTAINTY in drawn:
+        parts.append(f"![R@1 by uncertainty]({figures.UNCERTAINTY})")
     return "\n\n".join(part for part in parts if part)
 
 
@@ -232,31 +200,3 @@ def _end(facts: Facts) -> str:
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [head, ("---",) * len(head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
-# The plots. False where there is nothing to draw.
-
-
-def _loss(path: Path, facts: Facts) -> bool:
-    if len(facts.history) < 2:
-        return False
-    figure, axes = plots.new("Loss", x="samples seen", y="loss")
-    samples = [line["samples"] for line in facts.history]
-    names = [name for name in facts.history[-1] if name.endswith("loss")]
-    axes.plot(samples, [sum(line.get(name, 0.0) for name in names) for line in facts.history], label="sum")
-    for name in names if len(names) > 1 else ():
-        axes.plot(samples, [line.get(name, math.nan) for line in facts.history], label=name, linewidth=0.8)
-    axes.legend(frameon=False)
-    plots.png(figure, path)
-    return True
-
-
-def _uncertainty(path: Path, facts: Facts) -> bool:
-    if not facts.bins:
-        return False
-    figure, axes = plots.new("R@1 of queries by their uncertainty", x="mean uncertainty of the bin", y="R@1")
-    for name, (uncertainty, recall) in facts.bins.items():
-        axes.plot(uncertainty, recall, marker="o", label=name.replace("_", " "))
-    axes.legend(frameon=False)
-    plots.png(figure, path)
-    return True

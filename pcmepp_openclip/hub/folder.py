@@ -49,7 +49,8 @@ def describe(model: nn.Module, config: str | dict) -> dict:
         model_cfg["pcmepp_cfg"] = dataclasses.asdict(inner.pcmepp_cfg)
     if getattr(inner, "logit_bias", None) is not None:
         model_cfg.setdefault("init_logit_bias", -10.0)  # that there is one; its value is among the weights
-    model_cfg["text_cfg"]["context_length"] = inner.context_length
+    if "hf_model_name" not in model_cfg["text_cfg"] and "multimodal_cfg" not in model_cfg:  # theirs mean another length
+        model_cfg["text_cfg"]["context_length"] = inner.context_length
     size = inner.visual.image_size
     height, width = size if isinstance(size, (tuple, list)) else (size, size)
     model_cfg["vision_cfg"]["image_size"] = height if height == width else [height, width]

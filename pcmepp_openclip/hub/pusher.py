@@ -145,12 +145,11 @@ class Pusher:
         self._tell(finish=True)
         if self.pushed != self.offered and self.process.poll() is None:
             logging.info("Hub: pushing the last checkpoint to %s, for %d s at most.", self.target.repo_id, seconds)
-        end = time.monotonic() + seconds
+        end, hurried = time.monotonic() + seconds, False
         while self.process.poll() is None and time.monotonic() < end:
             time.sleep(0.05)
-            if hurry():
-                end = min(end, time.monotonic() + ON_STOP)
-                hurry = bool
+            if not hurried and hurry():
+                end, hurried = min(end, time.monotonic() + ON_STOP), True
         self.process.kill()
         self.process.wait()
         if self.offered is None:

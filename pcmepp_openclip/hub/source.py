@@ -11,9 +11,10 @@ import torch
 from open_clip.tokenizer import HFTokenizer
 
 from .. import checkpoints, host, record
-from . import card, folder
+from . import card, figures, folder
+from .facts import Facts
 
-KEPT = (folder.WEIGHTS, folder.CONFIG, folder.CARD, card.LOSS_PLOT, card.UNCERTAINTY_PLOT, *host.repos.TOKENIZER_FILES)
+KEPT = (folder.WEIGHTS, folder.CONFIG, folder.CARD, figures.LOSS, figures.UNCERTAINTY, *host.repos.TOKENIZER_FILES)
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def _from_checkpoint(path: Path, wanted: Wanted, run: Path | None, target: Path)
     logs = run / "checkpoints" if run else path.parent
     epochs = checkpoint.get("epoch")
     metrics, bins = _last(logs / record.RESULTS, epochs), _last(logs / record.UNCERTAINTY, epochs)
-    facts = card.Facts(
+    facts = Facts(
         repo_id=wanted.repo_id,
         config=config,
         parameters=sum(tensor.numel() for tensor in tensors.values()),
@@ -152,6 +153,6 @@ def _copy_local_dir(wanted: Wanted, target: Path) -> str:
         (target / folder.CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     if not (target / folder.CARD).exists():
         parameters = sum(tensor.numel() for tensor in tensors.values())
-        facts = card.Facts(wanted.repo_id, config, parameters, wanted.license)
+        facts = Facts(wanted.repo_id, config, parameters, wanted.license)
         (target / folder.CARD).write_text(card.write(target, facts), encoding="utf-8")
     return f"Weights of {source.resolve().name}"
