@@ -23,7 +23,7 @@ ZEROSHOT = """\
 The share of images whose class is the most similar one. A class is the mean of its prompts; the rows differ in which
 prompts are taken, or how they are weighted.
 
-Rows with "oracle" choose on the very images that they are measured on: an upper bound, not a result. "bprw_unlabelled"
+Rows with "oracle" choose on the very images that they are measured on: no result. "bprw_unlabelled"
 has seen these images, without their classes. "chosen_on_validation", "best_K_a_class" and "bprw" use a split apart."""
 UNCERTAINTY = """\
 The uncertainty of a sample is the sum of its variances. It has no unit: compare within one model. "bin_correlation" is
