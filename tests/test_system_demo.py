@@ -1,5 +1,5 @@
 """`pcmepp demo` as `make demo` runs it, once and in full: its numbers lie within the spread that docs/uncertainty.md
-states, and what it exports loads."""
+states, what it exports loads, its report shows in a browser, and clip_benchmark agrees with `pcmepp eval` on it."""
 
 import json
 import re
@@ -8,9 +8,11 @@ from pathlib import Path
 import open_clip
 import pytest
 import torch
+from browser import faults
 from helpers import REPO, run_python
 
 import pcmepp_openclip as pp
+from pcmepp_openclip import cli
 
 pytestmark = pytest.mark.system
 
@@ -51,12 +53,31 @@ def test_the_exported_model_tells_vague_from_exact(demo):
     assert vague > exact
 
 
-def test_the_report_is_there(demo):
-    page = (demo / "report/index.html").read_text()
-    assert page.count("reached</td>") == 6
-    assert {path.name for path in (demo / "report").iterdir()} == {
-        "index.html",
-        "captions.png",
-        "pictures.png",
-        "bins.png",
-    }
+def test_the_report_in_a_browser(demo, tmp_path):
+    page = demo / "report/index.html"
+    assert page.read_text().count("reached</td>") == 6
+    names = {path.name for path in page.parent.iterdir()}
+    assert names == {"index.html", "captions.png", "pictures.png", "bins.png"}
+    assert faults(page, tmp_path) == []
+
+
+def test_clip_benchmark_agrees(demo, tmp_path):
+    weights = ["--model", "PCMEpp-tiny", "--pretrained", str(demo / "run/checkpoints/epoch_1.pt")]
+    data = {name: demo / "data" / name for name in ("retrieval", "zeroshot")}
+    flags = [f"--{name}={folder}" for name, folder in data.items()]
+    assert cli.main(["eval", *weights, *flags, "--out", str(tmp_path / "out"), "--workers", "0"]) == 0
+    ours = json.loads((tmp_path / "out/results.json").read_text())
+    command = ["-m", "pcmepp_openclip", str(REPO / "tests/benchmark_cli.py"), "eval", *weights, "--no_amp"]
+    theirs = {}
+    for name, task in (("retrieval", "zeroshot_retrieval"), ("zeroshot", "zeroshot_classification")):
+        place = ["--dataset", f"wds/{name}", "--dataset_root", str(data[name]), "--task", task]
+        done = run_python(*command, *place, "--num_workers", "0", "--output", str(tmp_path / f"{name}.json"))
+        assert done.returncode == 0, done.stderr[-2000:]
+        theirs[name] = json.loads((tmp_path / f"{name}.json").read_text())["metrics"]
+    own = ours["retrieval"]["retrieval"]["metrics"]
+    assert theirs["retrieval"]["image_retrieval_recall@5"] == pytest.approx(own["mean/text_to_image_R@5"], abs=1e-6)
+    # Captions of the same words tie, and each tool breaks ties its own way.
+    assert theirs["retrieval"]["text_retrieval_recall@5"] == pytest.approx(own["mean/image_to_text_R@5"], abs=0.05)
+    own = ours["zeroshot"]["zeroshot"]["metrics"]
+    assert theirs["zeroshot"]["acc1"] == pytest.approx(own["all_prompts"], abs=1e-6)
+    assert own["all_prompts"] > 0.2  # of 24 classes
