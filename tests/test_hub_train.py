@@ -90,7 +90,9 @@ def test_a_run_keeps_its_repo_up_to_date(guarded, ranks, flags, tmp_path):
     card = guarded.files("me/run")["README.md"].decode()
     assert "384 samples seen" in card
     results = [json.loads(line) for line in (run / "checkpoints/results.jsonl").read_text().splitlines()]
-    for step in steps:  # each was validated before it was pushed
+    for epoch in range(1, 7):  # each was validated before it was handed over
+        assert log.rindex(f"Eval Epoch: {epoch} ") < log.index(f"Hub: step {4 * epoch} is ready")
+    for step in steps:
         text = guarded.files("me/run", f"step-{step}")["README.md"].decode()
         shown = {result.metric_type: result.metric_value for result in ModelCard(text).data.eval_results}
         assert shown["clip_val_loss"] == pytest.approx(results[step // 4 - 1]["clip_val_loss"], abs=1e-6), step
