@@ -1,8 +1,11 @@
 """`pcmepp train --push-to-hub`: real runs that push to a local Hub from their background, and whatever goes wrong."""
 
+import json
 import os
+import shutil
 import signal
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import open_clip
@@ -13,6 +16,7 @@ from ranks import Ranks
 from shards import write_shards
 
 from pcmepp_openclip import checkpoints, cli, train
+from pcmepp_openclip.hub.pusher import Pusher
 
 UNSEEN = ("--val-frequency", "0")  # where validation is not what is looked at
 
@@ -84,8 +88,14 @@ def test_a_run_keeps_its_repo_up_to_date(guarded, ranks, flags, tmp_path):
     assert (run / "done").exists()
 
     card = guarded.files("me/run")["README.md"].decode()
-    data = {result.metric_type: result.metric_value for result in ModelCard(card).data.eval_results}
-    assert "image_to_text_R@1" in data and "384 samples seen" in card  # the epoch was validated before it was pushed
+    assert "384 samples seen" in card
+    results = [json.loads(line) for line in (run / "checkpoints/results.jsonl").read_text().splitlines()]
+    for epoch in range(1, 7):  # each was validated before it was handed over
+        assert log.rindex(f"Eval Epoch: {epoch} ") < log.index(f"Hub: step {4 * epoch} is ready")
+    for step in steps:
+        text = guarded.files("me/run", f"step-{step}")["README.md"].decode()
+        shown = {result.metric_type: result.metric_value for result in ModelCard(text).data.eval_results}
+        assert shown["clip_val_loss"] == pytest.approx(results[step // 4 - 1]["clip_val_loss"], abs=1e-6), step
     assert "| data | samples |" in card and "| photos | 64 | 384 |" in card
     original = open_clip.create_model("PCMEpp-tiny", pretrained=str(run / "checkpoints/epoch_6.pt"))
     assert_same_outputs(open_clip.create_model("hf-hub:me/run"), original)
@@ -101,6 +111,21 @@ def test_a_run_keeps_its_repo_up_to_date(guarded, ranks, flags, tmp_path):
     guarded.requests.clear()
     assert cli.main(["push", str(run), "me/run"]) == 0  # there is nothing left to do
     assert not any("/commit/" in r.path or "/_lfs/" in r.path for r in guarded.requests)
+
+
+def test_a_checkpoint_that_is_deleted_while_it_waits(guarded, trained, tmp_path):
+    args = Namespace(rank=0, logs=str(tmp_path), name="run", push_to_hub="me/waiting", hub_private=False)
+    args.hub_branch, args.hub_tag, args.hub_license = None, False, "mit"
+    checkpoint = tmp_path / "run" / "epoch_2.pt"
+    checkpoint.parent.mkdir()
+    shutil.copy(trained / "checkpoints/epoch_2.pt", checkpoint)
+    pusher = Pusher(args)
+    pusher.offer(checkpoint, 8, hold=True)
+    checkpoint.unlink()
+    assert pusher.held is not None  # until its validation is done
+    pusher.release()
+    pusher.finish(120)
+    assert guarded.titles("me/waiting")[-1] == "Step 8: 2 epochs, 128 samples seen" and pusher.pushed == 8
 
 
 def test_a_stop_pushes_what_was_saved(guarded, ranks, flags, tmp_path):

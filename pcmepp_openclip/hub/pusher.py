@@ -135,6 +135,7 @@ class Pusher:
         if self.held is not None:
             (staged, step), self.held = self.held, None
             self._tell(checkpoint=str(staged), step=step)
+            logging.info("Hub: step %d is ready to be pushed.", step)
 
     def finish(self, seconds: float, hurry: Callable[[], bool] = lambda: False) -> None:
         """Let the last push end, for so long at most, less once `hurry` is true; then say what is there."""
