@@ -13,13 +13,13 @@ import pcmepp_openclip
 from pcmepp_openclip import cli, report
 
 
-def train_a_little(steps: int = 30):
+def train_a_little(steps: int = 150):
     """A model that has learnt something: the numbers of a random one are all near chance."""
     torch.manual_seed(0)
     model, _, preprocess = open_clip.create_model_and_transforms("PCMEpp-tiny", output_dict=True)
     tokens = open_clip.get_tokenizer("PCMEpp-tiny")([captions(scene)[i % 2] for i, scene in enumerate(SCENES)])
     pixels = torch.stack([preprocess(draw(*scene)) for scene in SCENES])
-    loss, optimizer = pcmepp_openclip.PCMEppLoss(), torch.optim.AdamW(model.parameters(), 1e-3)
+    loss, optimizer = pcmepp_openclip.PCMEppLoss(), torch.optim.AdamW(model.parameters(), 2e-3)
     for _ in range(steps):
         rows = torch.randperm(len(SCENES))[:32]
         optimizer.zero_grad()

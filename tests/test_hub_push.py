@@ -58,7 +58,7 @@ def test_a_run_and_what_its_repo_holds(guarded, trained, push):
     assert set(files) == FILES | {"loss.png", "uncertainty.png"}
     assert guarded.titles("me/run") == ["initial commit", "Step 8: 2 epochs, 128 samples seen"]
     config = json.loads(files["open_clip_config.json"])
-    assert config["model_cfg"]["pcmepp_cfg"]["init_logvar_bias"] == -4.0
+    assert config["model_cfg"]["pcmepp_cfg"]["init_logvar_bias"] == -5.0
     assert config["preprocess_cfg"]["interpolation"] == "bicubic"
     (tensors := trained.parent / "pushed.safetensors").write_bytes(files["open_clip_model.safetensors"])
     state = torch.load(trained / "checkpoints/epoch_2.pt", weights_only=True)["state_dict"]
@@ -72,7 +72,7 @@ def test_the_card(guarded, trained, push):
     for part in (
         *("import pcmepp_openclip", 'create_model_from_pretrained("hf-hub:me/card")', "unexpected keyword argument"),
         *("| photos | 64 | 128 |", "| lr | `0.001` |", "| batch_size | `16` |", "| vib_weight | `0.0001` |"),
-        *("8 steps, 128 samples seen", "log-variance head | 1 transformer block", "a bias that starts at -4"),
+        *("8 steps, 128 samples seen", "log-variance head | 1 transformer block", "a bias that starts at -5"),
         *("](loss.png)", "](uncertainty.png)", "torch 2", "## Limits", "## Licence", "@inproceedings", "64 validation"),
     ):
         assert part in text, part
@@ -149,7 +149,7 @@ def test_a_private_repo(guarded, push, weights, monkeypatch):
 
 def test_a_dry_run_needs_neither_network_nor_token(hub, trained, push, weights):
     said = push(trained, "me/dry", "--dry-run")
-    assert "open_clip_model.safetensors " in said and "33,4" in said and "## How to load it" in said
+    assert "open_clip_model.safetensors " in said and "14,4" in said and "## How to load it" in said
     assert "mine" in push(weights, "me/dry", "--dry-run")
     assert hub.requests == []
 
@@ -305,4 +305,4 @@ def test_progress_on_a_terminal(guarded, weights, tmp_path):
             seen += block
     assert process.wait() == 0, seen.decode()
     up, down = seen.decode().split("NOW THE OTHER WAY")
-    assert "33.5M/33.5M" in up and "33.5M/33.5M" in down and TOKEN not in up + down
+    assert "14.4M/14.4M" in up and "14.4M/14.4M" in down and TOKEN not in up + down

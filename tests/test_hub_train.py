@@ -71,45 +71,45 @@ def test_a_run_keeps_its_repo_up_to_date(guarded, ranks, flags, tmp_path):
     guarded.fail("/_lfs/", upload_rate=5e6)
     guarded.fail("/commit/", status=503, times=1)
     more = ["--epochs", "6", "--delete-previous-checkpoint", "--hub-tag", "--hub-private"]
-    assert ranks.run(1, flags("me/run", *more)) == [0]
+    assert ranks.run(1, flags("me/training", *more)) == [0]
     run = tmp_path / "run"
     assert [path.name for path in (run / "checkpoints").glob("*.pt")] == ["epoch_6.pt"]
     assert not (run / "hub-queue").exists() and not list(run.glob(".hub-*"))
 
-    titles = guarded.titles("me/run")[1:]
+    titles = guarded.titles("me/training")[1:]
     steps = [int(title.split()[1].rstrip(":")) for title in titles]
     assert titles[-1] == "Step 24: 6 epochs, 384 samples seen"
     assert steps == sorted(set(steps)) and len(steps) < 6  # newer ones took the place of those still waiting
-    assert set(guarded.tags("me/run")) == {f"step-{step}" for step in steps}
-    assert guarded.store.load("models", "me/run")["private"]
+    assert set(guarded.tags("me/training")) == {f"step-{step}" for step in steps}
+    assert guarded.store.load("models", "me/training")["private"]
     log = log_of(run)
-    assert "Hub: me/run holds the last checkpoint, step 24." in log and "Hub: pushed step 24: http" in log
+    assert "Hub: me/training holds the last checkpoint, step 24." in log and "Hub: pushed step 24: http" in log
     assert "503" in log and "trying again in" in log
     assert (run / "done").exists()
 
-    card = guarded.files("me/run")["README.md"].decode()
+    card = guarded.files("me/training")["README.md"].decode()
     assert "384 samples seen" in card
     results = [json.loads(line) for line in (run / "checkpoints/results.jsonl").read_text().splitlines()]
     for epoch in range(1, 7):  # each was validated before it was handed over
         assert log.rindex(f"Eval Epoch: {epoch} ") < log.index(f"Hub: step {4 * epoch} is ready")
     for step in steps:
-        text = guarded.files("me/run", f"step-{step}")["README.md"].decode()
+        text = guarded.files("me/training", f"step-{step}")["README.md"].decode()
         shown = {result.metric_type: result.metric_value for result in ModelCard(text).data.eval_results}
         assert shown["clip_val_loss"] == pytest.approx(results[step // 4 - 1]["clip_val_loss"], abs=1e-6), step
     assert "| data | samples |" in card and "| photos | 64 | 384 |" in card
     original = open_clip.create_model("PCMEpp-tiny", pretrained=str(run / "checkpoints/epoch_6.pt"))
-    assert_same_outputs(open_clip.create_model("hf-hub:me/run"), original)
+    assert_same_outputs(open_clip.create_model("hf-hub:me/training"), original)
 
     written = [path for path in [*tmp_path.rglob("*"), ranks.log] if path.is_file()]
     assert {"out.log", "params.txt", "history.jsonl", "epoch_6.pt", "log"} <= {path.name for path in written}
     for path in written:
         assert TOKEN.encode() not in path.read_bytes(), path
-    for revision in guarded.store.load("models", "me/run")["commits"]:
-        for name, content in guarded.files("me/run", revision).items():
+    for revision in guarded.store.load("models", "me/training")["commits"]:
+        for name, content in guarded.files("me/training", revision).items():
             assert TOKEN.encode() not in content and str(tmp_path).encode() not in content, name
 
     guarded.requests.clear()
-    assert cli.main(["push", str(run), "me/run"]) == 0  # there is nothing left to do
+    assert cli.main(["push", str(run), "me/training"]) == 0  # there is nothing left to do
     assert not any("/commit/" in r.path or "/_lfs/" in r.path for r in guarded.requests)
 
 
