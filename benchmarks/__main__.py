@@ -6,7 +6,9 @@ It goes to the terminal, and to table.md and table.json in the folder of --out.
 import argparse
 import importlib
 import logging
+import sys
 import time
+import traceback
 from pathlib import Path
 
 from . import results
@@ -43,14 +45,20 @@ def main() -> None:
     except ValueError as error:
         parser.error(str(error))
     logging.disable(logging.WARNING)
-    rows, start = [], time.monotonic()
+    rows, failed, start = [], [], time.monotonic()
     for name in args.names or NAMES:
-        for row in importlib.import_module(f"benchmarks.{name}").rows():
-            print(f"{time.monotonic() - start:4.0f} s  {row.what}: {row.ratio:.3f}", flush=True)
-            rows.append(row)
+        try:
+            for row in importlib.import_module(f"benchmarks.{name}").rows():
+                print(f"{time.monotonic() - start:4.0f} s  {row.what}: {row.ratio:.3f}", flush=True)
+                rows.append(row)
+        except Exception:  # one that fails must not cost the minutes of the others
+            traceback.print_exc()
+            failed.append(name)
     text = results.table(rows, earlier)
     results.write(rows, args.out, text)
     print(f"\n{text}\n\n{results.machine()}\nwritten to {args.out}/table.md and table.json")
+    if failed:
+        sys.exit(f"These failed, see above: {', '.join(failed)}.")
 
 
 if __name__ == "__main__":
