@@ -15,7 +15,7 @@ from typing import Any
 
 from .measure import Row, row
 
-STEPS = 40  # in a window, which begins with a checkpoint
+STEPS = 80  # in a window, which begins with a checkpoint
 BATCH = 128
 REPEATS = 5
 RATE = 10e6  # bytes a second that the Hub takes
