@@ -41,7 +41,7 @@ def main() -> None:
         if name not in NAMES:
             parser.error(f"there is no benchmark '{name}'; there are: {', '.join(NAMES)}")
     try:
-        earlier = results.read(args.compare) if args.compare else None
+        compared_with, earlier = results.read(args.compare) if args.compare else ("", None)
     except ValueError as error:
         parser.error(str(error))
     logging.disable(logging.WARNING)
@@ -49,14 +49,17 @@ def main() -> None:
     for name in args.names or NAMES:
         try:
             for row in importlib.import_module(f"benchmarks.{name}").rows():
-                print(f"{time.monotonic() - start:4.0f} s  {row.what}: {row.ratio:.3f}", flush=True)
+                print(f"{time.monotonic() - start:4.0f} s  {row.what}: {results.number(row.ratio)}", flush=True)
                 rows.append(row)
         except Exception:  # one that fails must not cost the minutes of the others
             traceback.print_exc()
             failed.append(name)
-    text = results.table(rows, earlier)
+    minutes = f"{(time.monotonic() - start) / 60:.1f} minutes"
+    text = f"{results.table(rows, earlier)}\n\n{results.LEGEND}\n\n{results.machine()}; {minutes}."
+    if compared_with:
+        text += f" Compared with {args.compare}: {compared_with}."
     results.write(rows, args.out, text)
-    print(f"\n{text}\n\n{results.machine()}\nwritten to {args.out}/table.md and table.json")
+    print(f"\n{text}\nwritten to {args.out}/table.md and table.json")
     if failed:
         sys.exit(f"These failed, see above: {', '.join(failed)}.")
 

@@ -68,8 +68,8 @@ def rank_bytes(rank: int, world: int, folder: str, queue: Any) -> None:
 
 def rows() -> Iterator[Row]:
     for world in (2, 4):
-        queue = mp.get_context("spawn").SimpleQueue()
+        queue = mp.get_context("forkserver").SimpleQueue()
         with tempfile.TemporaryDirectory() as folder:
-            mp.spawn(rank_bytes, (world, folder, queue), nprocs=world)
+            mp.start_processes(rank_bytes, (world, folder, queue), nprocs=world, start_method="forkserver")
         what = f"bytes of a rank for the loss of a step, {world} ranks of {BATCH}"
         yield Row(what, queue.get(), queue.get(), "MB", 1.005)

@@ -1,9 +1,11 @@
-"""What pushing to a slow Hub costs a training step: the same steps and saves, with and without the push behind them.
+"""What pushing to a slow Hub costs a training step: steps while a push goes on, and while it is held up, in turns.
 
 python -m benchmarks hub
 """
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,11 +15,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .measure import Row, row
+import open_clip
+import torch
 
-STEPS = 80  # in a window, which begins with a checkpoint
+from pcmepp_openclip import PCMEppLoss, checkpoints
+from pcmepp_openclip.hub import folder
+from pcmepp_openclip.hub.pusher import Pusher
+
+from .measure import Row, one_thread, row
+
+STEPS = 3  # at a time
+REPEATS = 30
 BATCH = 128
-REPEATS = 5
 RATE = 10e6  # bytes a second that the Hub takes
 SERVER = """
 import os, sys
@@ -33,24 +42,33 @@ hub.serve_forever()
 
 
 def rows() -> Iterator[Row]:
-    with tempfile.TemporaryDirectory() as place:
-        tests = Path(__file__).parent.parent / "tests"
-        command = [sys.executable, "-c", SERVER, str(tests), f"{place}/hub", str(RATE)]
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        try:
-            assert server.stdout is not None
-            os.environ |= {"HF_ENDPOINT": server.stdout.readline().strip(), "HF_TOKEN": "hf_benchmark"}
-            os.environ |= {"HF_HUB_DISABLE_XET": "1", "HF_HOME": f"{place}/home"}
-            yield measure(Path(place))
-        finally:
-            server.terminate()
-            server.wait()
+    with tempfile.TemporaryDirectory() as place, hub(Path(place)), one_thread():
+        with_push, without = measure(Path(place))
+    what = f"training step on one core while a checkpoint goes to a Hub at {RATE / 1e6:.0f} MB/s, against without"
+    yield row(what, with_push, without, "s", 1.02)
 
 
-def measure(place: Path) -> Row:
-    from pcmepp_openclip import checkpoints
-    from pcmepp_openclip.hub.pusher import Pusher
+@contextlib.contextmanager
+def hub(place: Path) -> Iterator[None]:
+    """A server of the tests, as the Hub of this process and its children."""
+    tests = Path(__file__).parent.parent / "tests"
+    command = [sys.executable, "-c", SERVER, str(tests), f"{place}/hub", str(RATE)]
+    environment = dict(os.environ)
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        os.environ |= {"HF_ENDPOINT": server.stdout.readline().strip(), "HF_TOKEN": "hf_benchmark"}
+        os.environ |= {"HF_HUB_DISABLE_XET": "1", "HF_HOME": f"{place}/home"}
+        yield
+    finally:
+        server.terminate()
+        server.wait()
+        os.environ.clear()
+        os.environ.update(environment)
 
+
+def measure(place: Path) -> tuple[list[float], list[float]]:
+    """Seconds a step with and without a push beside it; one push after the other goes through all of its stages."""
     step, checkpoint = training()
     (place / "run").mkdir()
     args = Namespace(rank=0, logs=str(place), name="run", push_to_hub="me/benchmark", hub_private=False)
@@ -58,37 +76,35 @@ def measure(place: Path) -> Row:
     pusher = Pusher(args)
     saved = place / "run" / "epoch_1.pt"
 
-    def window(number: int, pushing: bool) -> float:
-        """Seconds a step."""
+    def offer(number: int) -> None:
         checkpoints.save(checkpoint(number), saved)
+        pusher.offer(saved, number)
+
+    def seconds(pushing: bool) -> float:
+        assert pusher.process is not None
+        pusher.process.send_signal(signal.SIGCONT if pushing else signal.SIGSTOP)
         start = time.perf_counter()
-        if pushing:
-            pusher.offer(saved, number)
         for _ in range(STEPS):
             step()
-        seconds = (time.perf_counter() - start) / STEPS
-        while pusher.pushed != pusher.offered:
-            time.sleep(0.05)
-        return seconds
+        return (time.perf_counter() - start) / STEPS
 
-    window(0, True)  # the process starts, libraries are loaded
-    pairs = []
+    offer(0)
+    while pusher.pushed != 0:  # the process starts, libraries are loaded
+        step()
+    with_push: list[float] = []
+    without: list[float] = []
     for number in range(1, REPEATS + 1):
-        theirs = window(number, False)
-        pairs.append((window(number, True), theirs))
+        if pusher.pushed == pusher.offered:
+            offer(number)
+        for pushing in (True, False) if number % 2 else (False, True):
+            (with_push if pushing else without).append(seconds(pushing))
+    seconds(True)
     pusher.finish(60)
-    what = f"training step while a checkpoint goes to a Hub that takes {RATE / 1e6:.0f} MB/s, against without"
-    return row(what, pairs, "s", 1.02)
+    return with_push, without
 
 
 def training() -> tuple[Callable[[], None], Callable[[int], dict[str, Any]]]:
     """A training step of the small model, and what its checkpoint holds."""
-    import open_clip
-    import torch
-
-    from pcmepp_openclip import PCMEppLoss
-    from pcmepp_openclip.hub import folder
-
     model = open_clip.create_model("PCMEpp-tiny", output_dict=True)
     loss = PCMEppLoss()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)

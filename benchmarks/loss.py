@@ -5,15 +5,17 @@ python -m benchmarks loss
 
 import functools
 import math
-import sys
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
-from .measure import Row, elsewhere, peak_memory, reset_peak_memory, timed
+from .measure import Row, added_memory, alone, timed
 
 DIM = 512
+SIZES = (1024, 2048, 4096, 8192)
 
 
 def inputs(n: int, seed: int = 0) -> list[torch.Tensor]:
@@ -46,42 +48,46 @@ def step(kind: str, leaves: list[torch.Tensor], rank: int = 0, world_size: int =
 
 
 def rows() -> Iterator[Row]:
-    seconds = {}
-    for n in (1024, 2048, 4096, 8192):
+    yield from against("clip", "ClipLoss", SIZES, {8192: (1.0, 0.6)})
+    yield from against("nmd", "N x M x D", those_that_fit(), {})
+
+
+def against(other: str, title: str, sizes: Sequence[int], bars: dict[int, tuple[float, float]]) -> Iterator[Row]:
+    """Time and memory of our loss and another, and how they grow; `bars` by size, for time and for memory."""
+    seconds, memory = {}, {}
+    for n in sizes:
         leaves = inputs(n)
-        ours, theirs = (functools.partial(step, kind, leaves) for kind in ("pcmepp", "clip"))
-        seconds[n] = timed(f"loss, N = {n}, time, ClipLoss", ours, theirs, 1.0 if n >= 4096 else None)
+        ours, theirs = (functools.partial(step, kind, leaves) for kind in ("pcmepp", other))
+        bar, memory_bar = bars.get(n, (None, None))
+        repeats = 1 if other == "nmd" else 11 if n < 4096 else 5
+        seconds[n] = timed(f"loss, N = {n}, time, {title}", ours, theirs, bar, repeats)
+        our_peak, their_peak = (alone(peak, kind, n) for kind in ("pcmepp", other))
+        memory[n] = Row(f"loss, N = {n}, memory, {title}", our_peak, their_peak, "MB", memory_bar)
         yield seconds[n]
-    yield growth("loss, time", seconds[1024], seconds[8192], 8)
-    leaves = inputs(256)
-    ours, theirs = (functools.partial(step, kind, leaves) for kind in ("pcmepp", "nmd"))
-    yield timed("loss, N = 256, time, N x M x D", ours, theirs, None)
-    memory = {}
-    for n in (1024, 4096, 8192):
-        bar = 0.6 if n == 8192 else None
-        memory[n] = Row(f"loss, N = {n}, memory, ClipLoss", peak("pcmepp", n), peak("clip", n), "MB", bar)
         yield memory[n]
-    yield growth("loss, memory", memory[1024], memory[8192], 8)
-    yield Row("loss, N = 256, memory, N x M x D", peak("pcmepp", 256), peak("nmd", 256), "MB")
-
-
-def growth(what: str, small: Row, large: Row, times: int) -> Row:
-    """The exponents with which ours and theirs grow with N, `times` larger in the second row."""
-    ours, theirs = (
-        math.log(b / a) / math.log(times) for a, b in ((small.ours, large.ours), (small.theirs, large.theirs))
-    )
-    return Row(f"{what} grows from N = 1024 to 8192 as N to the power of", ours, theirs, "")
+    yield growth(f"loss, time, {title}", seconds)
+    yield growth(f"loss, memory, {title}", memory)
 
 
 def peak(kind: str, n: int) -> float:
-    """MB that a step adds to what the process had with its inputs and the code loaded, in a process of its own."""
-    return elsewhere("benchmarks.loss", kind, n)
-
-
-if __name__ == "__main__":
-    kind, n = sys.argv[1], int(sys.argv[2])
+    """MB that a step adds to what the process had with its inputs and the code loaded."""
     step(kind, inputs(8))
     leaves = inputs(n)
-    before = reset_peak_memory()
-    step(kind, leaves)
-    print(peak_memory() - before)
+    return added_memory(lambda: step(kind, leaves))
+
+
+def growth(what: str, rows: dict[int, Row]) -> Row:
+    """The exponents with which ours and theirs grow with N, fitted over the rows."""
+    sizes = [math.log(n) for n in rows]
+    ours, theirs = (
+        statistics.linear_regression(sizes, [math.log(getattr(row, whose)) for row in rows.values()]).slope
+        for whose in ("ours", "theirs")
+    )
+    return Row(f"{what}, grows from N = {min(rows)} to {max(rows)} as N to the power of", ours, theirs, "")
+
+
+def those_that_fit() -> list[int]:
+    """The N whose N x M x D tensors, about four at once, fit into half of the memory that is free."""
+    meminfo = Path("/proc/meminfo").read_text().splitlines()
+    free = next(int(line.split()[1]) * 1024 for line in meminfo if line.startswith("MemAvailable:"))
+    return [n for n in (256, 512, 1024) if n == 256 or 4 * 4 * n * n * DIM < free / 2]

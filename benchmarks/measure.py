@@ -1,14 +1,22 @@
 """How the benchmarks measure: us and the alternative on the same work, in turns, as a ratio with its spread."""
 
-import json
+import contextlib
+import ctypes
+import logging
+import math
+import multiprocessing
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
+
+CONFIDENCE = 0.9
+WIDE = 0.2  # of a spread where no bar tells what matters
 
 
 @dataclass(frozen=True)
@@ -17,8 +25,8 @@ class Row:
 
     Arguments:
         ours, theirs: medians, in `unit`.
-        spread: of the ratio over the repeats, the middle half of them; None for counts.
         bar: the highest ratio that is claimed, or None where nothing is.
+        ratios: of the repeats, each of two measurements one right after the other; none for counts.
         least: the bar is a lowest ratio instead.
         note: what else should be known of it.
     """
@@ -28,75 +36,111 @@ class Row:
     theirs: float
     unit: str
     bar: float | None = None
-    spread: tuple[float, float] | None = None
+    ratios: tuple[float, ...] = ()
     least: bool = False
     note: str = ""
 
     @property
     def ratio(self) -> float:
-        """The middle of the repeats' ratios is within the spread; this ratio of medians may be a little off it."""
-        return self.ours / self.theirs
+        return statistics.median(self.ratios) if self.ratios else self.ours / self.theirs
+
+    @property
+    def spread(self) -> tuple[float, float] | None:
+        """Where the median of ever more repeats would lie, see `around_median`."""
+        return around_median(self.ratios) if len(self.ratios) > 1 else None
 
     @property
     def verdict(self) -> str:
+        low, high = self.spread or (self.ratio, self.ratio)
         if self.bar is None:
-            return ""
-        held = {value >= self.bar if self.least else value <= self.bar for value in self.spread or (self.ratio,)}
+            return "too wide a spread to say" if high - low > WIDE else ""
+        held = {value >= self.bar if self.least else value <= self.bar for value in (low, high)}
         if len(held) == 2:
             return "too wide a spread to say"
         return "met" if held.pop() else "not met"
 
 
-def row(what: str, pairs: Sequence[tuple[float, float]], unit: str, bar: float | None = None, **more: Any) -> Row:
-    """A row of repeats (ours, theirs), each pair measured one right after the other."""
-    ratios = [a / b for a, b in pairs]
-    quarters = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios
-    ours, theirs = (statistics.median(values) for values in zip(*pairs, strict=True))
-    return Row(what, ours, theirs, unit, bar, (quarters[0], quarters[-1]), **more)
+def around_median(values: Sequence[float]) -> tuple[float, float]:
+    """The innermost two of the values between which the true median lies with `CONFIDENCE`, however they are
+    distributed: it is beyond the k-th from either end with a probability of 2 P(Binomial(n, 1/2) < k). Of fewer than
+    five values, which never suffice for that, the two outermost."""
+    ordered, n, drop = sorted(values), len(values), 0
+    while 2 * sum(math.comb(n, i) for i in range(drop + 2)) <= (1 - CONFIDENCE) * 2**n:
+        drop += 1
+    return ordered[drop], ordered[n - 1 - drop]
+
+
+def row(
+    what: str, ours: Sequence[float], theirs: Sequence[float], unit: str, bar: float | None = None, **more: Any
+) -> Row:
+    """A row of repeats, the first of ours measured right beside the first of theirs, and so on."""
+    ratios = tuple(a / b for a, b in zip(ours, theirs, strict=True))
+    return Row(what, statistics.median(ours), statistics.median(theirs), unit, bar, ratios, **more)
+
+
+def turns(
+    works: Sequence[Callable[[], Any]], repeats: int, before: Callable[[], Any] = lambda: None
+) -> list[list[float]]:
+    """The seconds of each work, done in turns, after a warm-up of each; the order is reversed from turn to turn.
+
+    `before` is called before each work, and not timed.
+    """
+    seconds: list[list[float]] = [[] for _ in works]
+    for turn in range(repeats + 1):
+        order = list(zip(works, seconds, strict=True))
+        for work, its in order if turn % 2 else reversed(order):
+            before()
+            start = time.perf_counter()
+            work()
+            its.append(time.perf_counter() - start)
+    return [its[1:] for its in seconds]
 
 
 def timed(
     what: str,
-    ours: Callable,
-    theirs: Callable,
+    ours: Callable[[], Any],
+    theirs: Callable[[], Any],
     bar: float | None,
     repeats: int = 5,
-    before: Callable = lambda: None,
-    **more: Any,
+    before: Callable[[], Any] = lambda: None,
 ) -> Row:
-    """Seconds of both, in turns, after a warm-up of each; who begins changes, so that neither is always second.
-
-    `before` is called before each, and not timed.
-    """
-    pairs = []
-    for number in range(repeats + 1):
-        seconds = {}
-        for work in (ours, theirs) if number % 2 else (theirs, ours):
-            before()
-            start = time.perf_counter()
-            work()
-            seconds[work] = time.perf_counter() - start
-        pairs.append((seconds[ours], seconds[theirs]))
-    return row(what, pairs[1:], "s", bar, **more)
+    """The row of the time that two works take."""
+    our_seconds, their_seconds = turns((ours, theirs), repeats, before)
+    return row(what, our_seconds, their_seconds, "s", bar)
 
 
-def elsewhere(module: str, *arguments: object) -> Any:
-    """What `python -m MODULE ARGUMENTS` prints last, as JSON: for what must be measured in a fresh process."""
-    done = subprocess.run(
-        [sys.executable, "-m", module, *map(str, arguments)], stdout=subprocess.PIPE, text=True, check=True
-    )
-    return json.loads(done.stdout.splitlines()[-1])
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """For what takes long: two threads that wait for each other are as slow as the slower core is at each moment."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
-def peak_memory() -> float:
-    """The most memory, in MB, that this process has held since `reset_peak_memory`. Linux only."""
-    return _status("VmHWM")
+def alone(function: Callable, *arguments: Any) -> Any:
+    """What a function returns in a process of its own, in which nothing but imports was done before."""
+    context = multiprocessing.get_context("forkserver")  # which imports once, for all of these processes
+    context.set_forkserver_preload(["open_clip", "pcmepp_openclip"])
+    with ProcessPoolExecutor(1, context, initializer=_start_alone) as pool:
+        return pool.submit(function, *arguments).result()
 
 
-def reset_peak_memory() -> float:
-    """Forget the peak so far; the MB that the process holds now."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return _status("VmRSS")
+def _start_alone() -> None:
+    logging.disable(logging.WARNING)
+    # Else the C library keeps what is freed, in pieces that fit or not: the peak would tell of those, not of the work.
+    M_MMAP_THRESHOLD = -3
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**16)
+
+
+def added_memory(work: Callable[[], Any]) -> float:
+    """The most MB that a work holds beyond what this process held before; call it `alone`. Linux only."""
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
+    before = _status("VmRSS")
+    work()
+    return _status("VmHWM") - before
 
 
 def _status(field: str) -> float:

@@ -6,8 +6,12 @@ import os
 import platform
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-from .measure import Row
+from .measure import CONFIDENCE, Row
+
+HEADS = ["what", "ours", "theirs", "ratio", "spread", "bar", ""]
+LEGEND = f"Spread: between these lies the median ratio with {CONFIDENCE:.0%} confidence; of fewer than 5 repeats, all."
 
 
 def machine() -> str:
@@ -15,36 +19,52 @@ def machine() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "open_clip_torch"))
-    return f"{os.cpu_count()} cores of {names[0] if names else platform.machine()}, {packages}"
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    cpu = names[0] if names else platform.machine()
+    return f"{os.cpu_count()} cores of {cpu}, {memory:.0f} GiB, Python {platform.python_version()}, {packages}"
 
 
-def table(rows: list[Row], earlier: dict[str, float] | None = None) -> str:
-    """The rows as Markdown; with the ratios of an `earlier` run, how they changed."""
-    heads = ["what", "ours", "theirs", "ratio", "spread", "bar", "", *(["earlier", "change"] if earlier else [])]
+def table(rows: list[Row], earlier: dict[str, dict[str, Any]] | None = None) -> str:
+    """The rows as Markdown; with those of an `earlier` run, how they changed."""
+    heads = HEADS if earlier is None else [*HEADS, "earlier", "change"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
-        spread = f"{row.spread[0]:.2f} to {row.spread[1]:.2f}" if row.spread else ""
         bar = "" if row.bar is None else f"{'≥' if row.least else '≤'} {row.bar:.4g}"
-        verdict = "; ".join(filter(None, (row.verdict, row.note)))
-        cells = [row.what, *(f"{value:.4g} {row.unit}".strip() for value in (row.ours, row.theirs))]
-        cells += [f"{row.ratio:.3f}", spread, bar, verdict]
-        if earlier:
+        values = (f"{value:.4g} {row.unit}".strip() for value in (row.ours, row.theirs))
+        spread = f"{number(row.spread[0])} to {number(row.spread[1])}" if row.spread else ""
+        cells = [row.what, *values, number(row.ratio), spread, bar, "; ".join(filter(None, (row.verdict, row.note)))]
+        if earlier is not None:
             before = earlier.get(row.what)
-            cells += ["", "new"] if before is None else [f"{before:.3f}", f"{100 * (row.ratio / before - 1):+.1f} %"]
+            cells += ["", "new"] if before is None else [number(before["ratio"]), change(row, before)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
+def number(ratio: float) -> str:
+    return f"{ratio:.3f}" if ratio >= 0.1 else f"{ratio:.2g}"
+
+
+def change(row: Row, before: dict[str, Any]) -> str:
+    """In per cent; where the spreads overlap, that says nothing."""
+    low, high = row.spread or (row.ratio, row.ratio)
+    low_before, high_before = before["spread"] or (before["ratio"], before["ratio"])
+    overlap = low <= high_before and low_before <= high and (row.spread or before["spread"])
+    return f"{100 * (row.ratio / before['ratio'] - 1):+.1f} %{' (within the spread)' if overlap else ''}"
+
+
 def write(rows: list[Row], folder: Path, text: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "table.md").write_text(f"{text}\n\n{machine()}\n")
-    records = [{**dataclasses.asdict(row), "ratio": row.ratio, "verdict": row.verdict} for row in rows]
+    (folder / "table.md").write_text(text + "\n")
+    records = [
+        {**dataclasses.asdict(row), "ratio": row.ratio, "spread": row.spread, "verdict": row.verdict} for row in rows
+    ]
     (folder / "table.json").write_text(json.dumps({"machine": machine(), "rows": records}, indent=1) + "\n")
 
 
-def read(path: Path) -> dict[str, float]:
-    """The ratios of an earlier run, by row."""
+def read(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
+    """The machine of an earlier run, and its rows by name."""
     try:
-        return {row["what"]: float(row["ratio"]) for row in json.loads(path.read_text())["rows"]}
+        run = json.loads(path.read_text())
+        return run["machine"], {row["what"]: {key: row[key] for key in ("ratio", "spread")} for row in run["rows"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"--compare: {path} is not a table.json of an earlier run ({error}).") from error
+        raise ValueError(f"--compare: {path} is not a table.json of an earlier run ({error!r}).") from error

@@ -3,10 +3,7 @@
 python -m benchmarks retrieval
 """
 
-import functools
-import json
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +11,7 @@ import torch.nn.functional as F
 from pcmepp_openclip import Gaussian
 from pcmepp_openclip.evaluation.retrieval import retrieval
 
-from .measure import Row, elsewhere, peak_memory, reset_peak_memory, timed
+from .measure import Row, added_memory, alone, timed
 
 CAPTIONS, IMAGES, DIM = 25_000, 5_000, 512
 
@@ -24,23 +21,20 @@ def gaussians(count: int, seed: int) -> Gaussian:
     return Gaussian(F.normalize(torch.randn(count, DIM, generator=g), dim=-1), torch.randn(count, DIM, generator=g) - 8)
 
 
-def measured(distance: str, images: Gaussian, texts: Gaussian) -> dict[str, float]:
-    image_of_text = [i * len(images.mean) // len(texts.mean) for i in range(len(texts.mean))]
-    return dict(retrieval(images, texts, image_of_text, distances=[distance]))
+def work(distance: str, count: int = IMAGES) -> Callable[[], dict[str, float]]:
+    """Retrieval among that many images, with the captions that go with them."""
+    each = CAPTIONS // IMAGES
+    images, texts = gaussians(count, 0), gaussians(count * each, 1)
+    image_of_text = [i // each for i in range(count * each)]
+    return lambda: dict(retrieval(images, texts, image_of_text, distances=[distance]))
+
+
+def peak(distance: str) -> float:
+    work(distance, 10)()
+    return added_memory(work(distance))
 
 
 def rows() -> Iterator[Row]:
-    what = f"retrieval, {CAPTIONS} captions and {IMAGES} images"
-    images, texts = gaussians(IMAGES, 0), gaussians(CAPTIONS, 1)
-    ours, theirs = (functools.partial(measured, distance, images, texts) for distance in ("csd", "mean"))
-    yield timed(f"{what}, by CSD against by cosine, time", ours, theirs, 1.2, repeats=3)
-    our_peak, their_peak = (elsewhere("benchmarks.retrieval", distance) for distance in ("csd", "mean"))
-    yield Row(f"{what}, by CSD against by cosine, memory", our_peak, their_peak, "MB", 1.2)
-
-
-if __name__ == "__main__":
-    images, texts = gaussians(IMAGES, 0), gaussians(CAPTIONS, 1)
-    measured(sys.argv[1], gaussians(10, 0), gaussians(20, 1))
-    before = reset_peak_memory()
-    measured(sys.argv[1], images, texts)
-    print(json.dumps(peak_memory() - before))
+    what = f"retrieval, {CAPTIONS} captions and {IMAGES} images, by CSD against by cosine"
+    yield timed(f"{what}, time", work("csd"), work("mean"), 1.2, repeats=5)
+    yield Row(f"{what}, memory", alone(peak, "csd"), alone(peak, "mean"), "MB", 1.2)

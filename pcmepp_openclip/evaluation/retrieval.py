@@ -19,11 +19,11 @@ Matches = Sequence[Sequence[int]]  # for each query the numbers of the right ite
 
 class Product(NamedTuple):
     """A distance in the form that needs no N x M x D: its negative, up to a term of the query's own and a factor 2,
-    is `query @ gallery.T - offset`."""
+    is `query @ gallery.T - offset`, where there is an offset."""
 
     query_NE: Tensor
     gallery_ME: Tensor
-    offset_M: Tensor
+    offset_M: Tensor | None
 
 
 def product(query: Gaussian, gallery: Gaussian, distance: str) -> Product:
@@ -31,7 +31,7 @@ def product(query: Gaussian, gallery: Gaussian, distance: str) -> Product:
     2-Wasserstein distance of diagonal Gaussians, `|mu - mu'|^2 + |sigma - sigma'|^2`."""
     mean_ND, mean_MD = query.mean.float(), gallery.mean.float()
     if distance == "mean":
-        return Product(mean_ND, mean_MD, mean_MD.new_zeros(len(mean_MD)))
+        return Product(mean_ND, mean_MD, None)
     offset_M = gallery.uncertainty / 2
     if distance == "csd":
         return Product(mean_ND, mean_MD, offset_M)
@@ -50,8 +50,10 @@ def nearest(query: Gaussian, gallery: Gaussian, distance: str, k: int, chunk: in
     query_NE, gallery_ME, offset_M = product(query, Gaussian(*(part[order_M] for part in gallery)), distance)
     step = max(1, chunk // len(gallery_ME))
     for start in range(0, len(query_NE), step):
-        score = query_NE[start : start + step] @ gallery_ME.T - offset_M
-        yield order_M[score.topk(min(k, score.shape[1]), dim=1).indices]
+        score_nM = query_NE[start : start + step] @ gallery_ME.T
+        if offset_M is not None:
+            score_nM -= offset_M
+        yield order_M[score_nM.topk(min(k, score_nM.shape[1]), dim=1).indices]
 
 
 def hits(top_nK: Tensor, matches: Matches) -> Tensor:

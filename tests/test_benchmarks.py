@@ -1,0 +1,203 @@
+"""`python -m benchmarks`: what it measures is the work it names, and a table claims no more than was measured.
+
+Nothing here is timed: a machine under load must not fail a test.
+"""
+
+import json
+import math
+import time
+
+import pytest
+import torch
+from helpers import REPO, run_python, slow_csd
+from scipy.stats import binom
+
+from benchmarks import loss, measure, results, retrieval, step
+from benchmarks.measure import Row, added_memory, alone, around_median, row, turns
+from pcmepp_openclip import Gaussian, matching_loss
+
+MB = 2**20
+
+
+def benchmarks(*args):
+    return run_python("-m", "benchmarks", *args, cwd=REPO)
+
+
+@pytest.mark.parametrize(
+    "ratios, bar, least, verdict",
+    [
+        ([0.9] * 5, 1.0, False, "met"),
+        ([1.0] * 5, 1.0, False, "met"),
+        ([1.1] * 5, 1.0, False, "not met"),
+        ([0.9, 0.9, 0.9, 0.9, 1.1], 1.0, False, "too wide a spread to say"),
+        ([0.9] * 7 + [1.1], 1.0, False, "met"),
+        ([1.1, 1.2, 1.3], 1.0, True, "met"),
+        ([0.8, 0.9, 0.95], 1.0, True, "not met"),
+        ([0.8, 1.2], 1.0, True, "too wide a spread to say"),
+        ([], 2.0, False, "met"),
+        ([], 1.9, False, "not met"),
+        ([0.9, 1.05], None, False, ""),
+        ([0.9, 1.2], None, False, "too wide a spread to say"),
+    ],
+)
+def test_a_verdict_is_that_of_the_whole_spread(ratios, bar, least, verdict):
+    assert Row("x", 2.0, 1.0, "s", bar, tuple(ratios), least).verdict == verdict
+
+
+@pytest.mark.parametrize("n", range(1, 31))
+def test_the_spread_is_the_narrowest_that_holds_the_median_so_often(n):
+    low, high = around_median(list(reversed(range(n))))
+    assert high == n - 1 - low
+    assert low == max((drop for drop in range(n // 2) if 1 - 2 * binom.cdf(drop, n, 0.5) >= 0.9), default=0)
+
+
+def test_a_row_is_of_pairs():
+    got = row("x", [1.0, 2.0, 9.0], [1.0, 1.0, 3.0], "s")
+    assert (got.ours, got.theirs, got.ratios, got.ratio) == (2.0, 1.0, (1.0, 2.0, 3.0), 2.0)
+    with pytest.raises(ValueError):
+        row("x", [1.0], [1.0, 2.0], "s")
+
+
+def test_turns_reverse_and_leave_the_warm_up_and_what_is_before_out(monkeypatch):
+    log, now = [], 0.0
+
+    def work(name, seconds):
+        def run():
+            nonlocal now
+            log.append(name)
+            now += seconds * (100 if len(log) <= 2 else 1)  # the first of each is slow
+
+        return run
+
+    def before():
+        nonlocal now
+        now += 1000
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    seconds = turns([work("a", 1.0), work("b", 2.0)], 3, before)
+    assert "".join(log) == "ba" "ab" "ba" "ab"
+    assert seconds == [[1.0] * 3, [2.0] * 3]
+
+
+def hold(megabytes: int, freed_first: int) -> float:
+    """Memory of a work that frees one block before it holds another."""
+
+    def work():
+        torch.ones(freed_first * MB // 4)
+        torch.ones(megabytes * MB // 4)
+
+    return added_memory(work)
+
+
+def test_memory_is_the_peak_of_what_was_held():
+    assert alone(hold, 300, 200) == pytest.approx(300, abs=10)
+    assert alone(hold, 100, 400) == pytest.approx(400, abs=10)
+
+
+def test_memory_of_many_small_blocks_leaves_no_holes():
+    assert alone(hold_small) == pytest.approx(200, abs=15)
+
+
+def hold_small() -> float:
+    def work():
+        blocks = [torch.ones(MB // 4) for _ in range(200)]
+        del blocks[::2]
+        blocks.append(torch.ones(100 * MB // 4))  # fits in what was freed, though in no one hole
+
+    return added_memory(work)
+
+
+def test_one_thread_is_for_a_while():
+    threads = torch.get_num_threads()
+    with measure.one_thread():
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == threads
+
+
+def test_the_losses_are_those_that_they_are_called():
+    n = 6
+    leaves = loss.inputs(n)
+    gradients = {}
+    for kind in ("pcmepp", "clip", "nmd"):
+        for leaf in leaves:
+            leaf.grad = None
+        loss.step(kind, leaves)
+        gradients[kind] = [leaf.grad for leaf in leaves]
+    assert all(g is not None and g.abs().max() > 0 for g in gradients["pcmepp"])
+    assert [g is not None for g in gradients["clip"]] == [True, True, False, False, True]
+    v, t, lv, lt, _ = (leaf.detach().requires_grad_() for leaf in leaves)
+    logits = 1 - slow_csd(Gaussian(v, lv), Gaussian(t, lt))
+    matching_loss(logits, torch.eye(n)).backward()
+    for got, expected in zip(gradients["nmd"], (v, t, lv, lt), strict=False):
+        torch.testing.assert_close(got, expected.grad.float(), rtol=1e-4, atol=1e-7)
+
+
+def test_growth_is_the_exponent():
+    rows = {n: Row("x", 3.0 * n**2, 5.0 * n, "s") for n in (10, 20, 80)}
+    got = loss.growth("x", rows)
+    assert (got.ours, got.theirs) == (pytest.approx(2), pytest.approx(1))
+
+
+def test_retrieval_is_done_to_its_end():
+    for distance in ("csd", "mean"):
+        found = retrieval.work(distance, count=20)()
+        assert found.keys() >= {f"{distance}/RSUM", f"{distance}/text_to_image_mAP@R"}
+
+
+@pytest.mark.parametrize("length", [77, 16])
+def test_a_step_trains_all_parameters(length, monkeypatch):
+    models = []
+    create = step.open_clip.create_model
+    monkeypatch.setattr(step.open_clip, "create_model", lambda *a, **k: models.append(create(*a, **k)) or models[-1])
+    work = step.training_step("PCMEpp-ViT-B-32", 2, length)
+    before = {name: parameter.clone() for name, parameter in models[0].named_parameters()}
+    work()
+    assert not [name for name, parameter in models[0].named_parameters() if torch.equal(parameter, before[name])]
+
+
+EARLIER = {
+    "machine": "8 cores of another",
+    "rows": [
+        {"what": "ViT-B-32, training FLOPs a pair", "ratio": 2.0, "spread": None},
+        {"what": "gone", "ratio": 1.0, "spread": None},
+    ],
+}
+
+
+def test_a_run_writes_one_table_and_compares(tmp_path):
+    (tmp_path / "earlier.json").write_text(json.dumps(EARLIER))
+    done = benchmarks("flops", "--out", str(tmp_path / "out"), "--compare", str(tmp_path / "earlier.json"))
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "out/table.md").read_text()
+    run = json.loads((tmp_path / "out/table.json").read_text())
+    assert text.strip() in done.stdout and results.machine() in text and "8 cores of another" in text
+    rows = {record["what"]: record for record in run["rows"]}
+    flops = rows["ViT-B-32, training FLOPs a pair"]
+    assert flops["verdict"] == "met" and flops["ratio"] == flops["ours"] / flops["theirs"] < 0.95
+    lines = [line for line in text.splitlines() if line.startswith("| ViT")]
+    assert len(lines) == len(rows)
+    change = 100 * (flops["ratio"] / 2 - 1)
+    assert lines[0].endswith(f"| ≤ 0.95 | met | 2.000 | {change:+.1f} % |")
+    assert lines[1].endswith("|  | new |")
+    machine, again = results.read(tmp_path / "out/table.json")
+    assert machine == results.machine() and math.isclose(again[flops["what"]]["ratio"], flops["ratio"])
+
+
+def test_a_change_within_the_spread_is_said_to_be():
+    now = row("x", [1.0, 1.1], [1.0, 1.0], "s")
+    assert results.change(now, {"ratio": 1.0, "spread": [0.9, 1.02]}) == "+5.0 % (within the spread)"
+    assert results.change(now, {"ratio": 0.9, "spread": [0.8, 0.99]}) == "+16.7 %"
+    assert results.change(Row("x", 1.0, 1.0, "MB"), {"ratio": 1.0, "spread": None}) == "+0.0 %"
+
+
+@pytest.mark.parametrize(
+    "args, words",
+    [
+        (["flop"], "there is no benchmark 'flop'; there are: flops, startup"),
+        (["flops", "--compare", "nowhere.json"], "--compare: nowhere.json is not a table.json of an earlier run"),
+        (["flops", "--compare", "pyproject.toml"], "--compare: pyproject.toml is not a table.json of an earlier run"),
+    ],
+)
+def test_mistakes(args, words):
+    done = benchmarks(*args)
+    assert done.returncode == 2 and words in done.stderr
