@@ -54,6 +54,7 @@ def main() -> None:
         except Exception:  # one that fails must not cost the minutes of the others
             traceback.print_exc()
             failed.append(name)
+    assert len({row.what for row in rows}) == len(rows), "two rows of one name"
     minutes = f"{(time.monotonic() - start) / 60:.1f} minutes"
     text = f"{results.table(rows, earlier)}\n\n{results.LEGEND}\n\n{results.machine()}; {minutes}."
     if compared_with:

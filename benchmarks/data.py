@@ -81,9 +81,9 @@ def rate(train: Any, epoch: int) -> tuple[float, int]:
 
 
 def megabytes(pids: set[int]) -> float:
-    """Memory of a worker that is its own, without the batches under way; the mean over these processes."""
+    """Memory that a worker shares with no other process; the mean over these processes."""
     texts = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids]
-    lines = [line for text in texts for line in text.splitlines() if line.startswith("Pss_Anon")]
+    lines = [line for text in texts for line in text.splitlines() if line.startswith("Private_Dirty")]
     return sum(int(line.split()[1]) for line in lines) / 1e3 / len(pids)
 
 

@@ -30,6 +30,6 @@ def rows() -> Iterator[Row]:
         plain = training_flops(name) / 1e9
         yield Row(f"{name}, training FLOPs a pair", training_flops(f"PCMEpp-{name}") / 1e9, plain, "G", bars[0])
         cut = training_flops(f"PCMEpp-{name}", text_length=16) / 1e9
-        yield Row(f"{name}, the same, texts cut to 16 tokens", cut, plain, "G", bars[1])
+        yield Row(f"{name}, training FLOPs a pair, texts cut to 16 tokens", cut, plain, "G", bars[1])
     released = training_flops("PCMEpp-ViT-B-16-unc2") / 1e9
     yield Row("ViT-B-16-unc2, training FLOPs a pair", released, training_flops("ViT-B-16") / 1e9, "G")

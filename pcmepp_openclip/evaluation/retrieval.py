@@ -40,19 +40,20 @@ def product(query: Gaussian, gallery: Gaussian, distance: str) -> Product:
     return Product(torch.cat([mean_ND, sigma_ND], 1), torch.cat([mean_MD, sigma_MD], 1), offset_M)
 
 
-def nearest(query: Gaussian, gallery: Gaussian, distance: str, k: int, chunk: int = 2**24) -> Iterator[Tensor]:
+def nearest(query: Gaussian, gallery: Gaussian, distance: str, k: int, chunk: int = 2**23) -> Iterator[Tensor]:
     """The numbers of the k nearest items, [n, k], nearest first, for chunks of queries in order.
 
     Ties are broken by a fixed random order of the gallery, never by the order in which right answers lie: a model
     that maps everything to one point finds as much as chance does.
     """
     order_M = torch.randperm(len(gallery.mean), generator=torch.Generator().manual_seed(0))
-    query_NE, gallery_ME, offset_M = product(query, Gaussian(*(part[order_M] for part in gallery)), distance)
+    query_NE, gallery_ME, offset_M = product(query, gallery, distance)
+    gallery_ME = gallery_ME[order_M]
     step = max(1, chunk // len(gallery_ME))
     for start in range(0, len(query_NE), step):
         score_nM = query_NE[start : start + step] @ gallery_ME.T
         if offset_M is not None:
-            score_nM -= offset_M
+            score_nM -= offset_M[order_M]
         yield order_M[score_nM.topk(min(k, score_nM.shape[1]), dim=1).indices]
 
 
@@ -96,7 +97,7 @@ def first_hit(query: Gaussian, gallery: Gaussian, matches: Matches, distance: st
     return hits(top_N1, matches)[:, 0].float()
 
 
-def confidence(query: Gaussian, gallery: Gaussian, scale: float, chunk: int = 2**24) -> Tensor:
+def confidence(query: Gaussian, gallery: Gaussian, scale: float, chunk: int = 2**23) -> Tensor:
     """The probability that the softmax over the gallery, by the cosine times `scale`, gives to its first item, [N]."""
     step = max(1, chunk // len(gallery.mean))
     logits = (scale * part @ gallery.mean.T for part in query.mean.split(step))
