@@ -80,7 +80,8 @@ def test_turns_reverse_and_leave_the_warm_up_and_what_is_before_out(monkeypatch)
 
 
 def hold(megabytes: int, freed_first: int) -> float:
-    """Memory of a work that frees one block before it holds another."""
+    """Memory of a work that frees one block before it holds another; what was held before it is not its own."""
+    torch.ones(800 * MB // 4)
 
     def work():
         torch.ones(freed_first * MB // 4)
@@ -187,6 +188,7 @@ def test_a_change_within_the_spread_is_said_to_be():
     now = row("x", [1.0, 1.1], [1.0, 1.0], "s")
     assert results.change(now, {"ratio": 1.0, "spread": [0.9, 1.02]}) == "+5.0 % (within the spread)"
     assert results.change(now, {"ratio": 0.9, "spread": [0.8, 0.99]}) == "+16.7 %"
+    assert results.change(now, {"ratio": 1.5, "spread": [1.3, 1.6]}) == "-30.0 %"
     assert results.change(Row("x", 1.0, 1.0, "MB"), {"ratio": 1.0, "spread": None}) == "+0.0 %"
 
 
