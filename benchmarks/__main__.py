@@ -15,13 +15,13 @@ from . import results
 
 NAMES = {  # each a module here with `rows()`
     "flops": "training FLOPs of the models",
+    "data": "samples/s and memory of the loader",  # early: its workers are forked, and share what there is
     "startup": "imports and the way to the first step",
     "loss": "time and memory of the loss",
     "gather": "bytes that the ranks exchange for the loss",
     "checkpoint": "saving and verified loading",
     "retrieval": "evaluation by CSD and by cosine",
     "hub": "training while a checkpoint is pushed",
-    "data": "samples/s and memory of the loader",
     "step": "time and memory of training steps",
 }
 
