@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import logging
-import math
 import multiprocessing
 import statistics
 import time
@@ -11,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -24,9 +24,9 @@ class Row:
     """One line of the table: a ratio of ours to theirs and the bar it should stay under.
 
     Arguments:
-        ours, theirs: medians, in `unit`.
+        ours, theirs: counts, or medians of the repeats, in `unit`.
         bar: the highest ratio that is claimed, or None where nothing is.
-        ratios: of the repeats, each of two measurements one right after the other; none for counts.
+        repeats: pairs (ours, theirs) measured one right after the other; none for counts.
         least: the bar is a lowest ratio instead.
         note: what else should be known of it.
     """
@@ -36,18 +36,18 @@ class Row:
     theirs: float
     unit: str
     bar: float | None = None
-    ratios: tuple[float, ...] = ()
+    repeats: tuple[tuple[float, float], ...] = ()
     least: bool = False
     note: str = ""
 
     @property
     def ratio(self) -> float:
-        return statistics.median(self.ratios) if self.ratios else self.ours / self.theirs
+        return self.ours / self.theirs
 
     @property
     def spread(self) -> tuple[float, float] | None:
-        """Where the median of ever more repeats would lie, see `around_median`."""
-        return around_median(self.ratios) if len(self.ratios) > 1 else None
+        """How far the ratio would wander if all were measured again, see `resampled`."""
+        return resampled(self.repeats) if len(self.repeats) > 1 else None
 
     @property
     def verdict(self) -> str:
@@ -60,22 +60,25 @@ class Row:
         return "met" if held.pop() else "not met"
 
 
-def around_median(values: Sequence[float]) -> tuple[float, float]:
-    """The innermost two of the values between which the true median lies with `CONFIDENCE`, however they are
-    distributed: it is beyond the k-th from either end with a probability of 2 P(Binomial(n, 1/2) < k). Of fewer than
-    five values, which never suffice for that, the two outermost."""
-    ordered, n, drop = sorted(values), len(values), 0
-    while 2 * sum(math.comb(n, i) for i in range(drop + 2)) <= (1 - CONFIDENCE) * 2**n:
-        drop += 1
-    return ordered[drop], ordered[n - 1 - drop]
+def resampled(repeats: Sequence[tuple[float, float]], draws: int = 2000) -> tuple[float, float]:
+    """Between these lies the ratio of medians in `CONFIDENCE` of the draws, each of as many of the pairs, by chance
+    (the bootstrap). Pairs stay pairs: a machine that is slow for a while is so for both."""
+    random = Random(0)
+    ratios = []
+    for _ in range(draws):
+        ours, theirs = zip(*random.choices(repeats, k=len(repeats)), strict=True)
+        ratios.append(statistics.median(ours) / statistics.median(theirs))
+    ratios.sort()
+    beyond = round((1 - CONFIDENCE) / 2 * draws)
+    return ratios[beyond], ratios[-1 - beyond]
 
 
 def row(
     what: str, ours: Sequence[float], theirs: Sequence[float], unit: str, bar: float | None = None, **more: Any
 ) -> Row:
     """A row of repeats, the first of ours measured right beside the first of theirs, and so on."""
-    ratios = tuple(a / b for a, b in zip(ours, theirs, strict=True))
-    return Row(what, statistics.median(ours), statistics.median(theirs), unit, bar, ratios, **more)
+    repeats = tuple(zip(ours, theirs, strict=True))
+    return Row(what, statistics.median(ours), statistics.median(theirs), unit, bar, repeats, **more)
 
 
 def turns(

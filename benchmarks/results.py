@@ -11,7 +11,7 @@ from typing import Any
 from .measure import CONFIDENCE, Row
 
 HEADS = ["what", "ours", "theirs", "ratio", "spread", "bar", ""]
-LEGEND = f"Spread: between these lies the median ratio with {CONFIDENCE:.0%} confidence; of fewer than 5 repeats, all."
+LEGEND = f"Medians of repeats in turns; the ratio lies within its spread with {CONFIDENCE:.0%} confidence."
 
 
 def machine() -> str:

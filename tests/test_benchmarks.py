@@ -6,14 +6,14 @@ Nothing here is timed: a machine under load must not fail a test.
 import json
 import math
 import time
+from random import Random
 
 import pytest
 import torch
 from helpers import REPO, run_python, slow_csd
-from scipy.stats import binom
 
 from benchmarks import loss, measure, results, retrieval, step
-from benchmarks.measure import Row, added_memory, alone, around_median, row, turns
+from benchmarks.measure import Row, added_memory, alone, resampled, row, turns
 from pcmepp_openclip import Gaussian, matching_loss
 
 MB = 2**20
@@ -41,19 +41,30 @@ def benchmarks(*args):
     ],
 )
 def test_a_verdict_is_that_of_the_whole_spread(ratios, bar, least, verdict):
-    assert Row("x", 2.0, 1.0, "s", bar, tuple(ratios), least).verdict == verdict
+    repeats = row("x", ratios, [1.0] * len(ratios), "s", bar, least=least) if ratios else Row("x", 2.0, 1.0, "s", bar)
+    assert repeats.verdict == verdict
 
 
-@pytest.mark.parametrize("n", range(1, 31))
-def test_the_spread_is_the_narrowest_that_holds_the_median_so_often(n):
-    low, high = around_median(list(reversed(range(n))))
-    assert high == n - 1 - low
-    assert low == max((drop for drop in range(n // 2) if 1 - 2 * binom.cdf(drop, n, 0.5) >= 0.9), default=0)
+@pytest.mark.parametrize("repeats, least", [(5, 0.75), (8, 0.8), (24, 0.85)])
+def test_the_spread_holds_the_true_ratio_about_as_often_as_it_says(repeats, least):
+    """On a machine that drifts by half, and now and then is slow for a moment."""
+    random, truth, held, trials = Random(0), 0.95, 0, 300
+    for _ in range(trials):
+        speed = random.uniform(1, 1.5)
+        pairs = []
+        for _ in range(repeats):
+            speed *= random.gauss(1, 0.05)
+            noise = (random.gauss(1, 0.03) * random.choice([1] * 9 + [1.3]) for _ in range(2))
+            pairs.append((truth * speed * next(noise), speed * next(noise)))
+        low, high = resampled(pairs, draws=200)
+        held += low <= truth <= high
+    assert least < held / trials < 0.98
 
 
 def test_a_row_is_of_pairs():
     got = row("x", [1.0, 2.0, 9.0], [1.0, 1.0, 3.0], "s")
-    assert (got.ours, got.theirs, got.ratios, got.ratio) == (2.0, 1.0, (1.0, 2.0, 3.0), 2.0)
+    assert (got.ours, got.theirs, got.ratio) == (2.0, 1.0, 2.0)
+    assert got.repeats == ((1.0, 1.0), (2.0, 1.0), (9.0, 3.0))
     with pytest.raises(ValueError):
         row("x", [1.0], [1.0, 2.0], "s")
 
