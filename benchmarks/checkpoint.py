@@ -53,4 +53,4 @@ def rows() -> Iterator[Row]:
             torch.save(checkpoint, path)
         loads = (lambda: checkpoints.load(ours)), (lambda: torch.load(theirs, weights_only=True))
         yield timed("checkpoint, verified load from the disk", *loads, 1.2, 8, before=lambda: forget(ours, theirs))
-        yield timed("checkpoint, verified load of a file in memory", *loads, 1.2)
+        yield timed("checkpoint, verified load of a file in memory", *loads, 1.2, 12)

@@ -59,7 +59,7 @@ def against(other: str, title: str, sizes: Sequence[int], bars: dict[int, tuple[
         leaves = inputs(n)
         ours, theirs = (functools.partial(step, kind, leaves) for kind in ("pcmepp", other))
         bar, memory_bar = bars.get(n, (None, None))
-        repeats = 1 if other == "nmd" else max(4, 2**15 // n)
+        repeats = 1 if other == "nmd" else max(4, 2**14 // n)
         seconds[n] = timed(f"loss, N = {n}, time, {title}", ours, theirs, bar, repeats)
         our_peak, their_peak = alone(peak, ("pcmepp", n), (other, n))
         memory[n] = Row(f"loss, N = {n}, memory, {title}", our_peak, their_peak, "MB", memory_bar)
