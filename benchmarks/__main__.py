@@ -24,6 +24,7 @@ NAMES = {  # each a module here with `rows()`
     "hub": "training while a checkpoint is pushed",
     "step": "time and memory of training steps",
 }
+APART = {"hub"}  # see docs/hub.md
 
 
 def main() -> None:
@@ -33,7 +34,7 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="\n".join(f"  {name:12} {what}" for name, what in NAMES.items()),
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="see below; default all")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"see below; default all but {', '.join(APART)}")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="default %(default)s")
     parser.add_argument("--compare", type=Path, metavar="FILE", help="a table.json of before: show the change")
     args = parser.parse_args()
@@ -46,7 +47,7 @@ def main() -> None:
         parser.error(str(error))
     logging.disable(logging.WARNING)
     rows, failed, start = [], [], time.monotonic()
-    for name in args.names or NAMES:
+    for name in args.names or [name for name in NAMES if name not in APART]:
         try:
             for row in importlib.import_module(f"benchmarks.{name}").rows():
                 print(f"{time.monotonic() - start:4.0f} s  {row.what}: {results.number(row.ratio)}", flush=True)

@@ -47,10 +47,10 @@ def rows() -> Iterator[Row]:
             lambda: torch.save(checkpoint, theirs),
             1.2,
             before=settle,
-            repeats=8,
+            repeats=16,
         )
         for path in (ours, theirs):
             torch.save(checkpoint, path)
         loads = (lambda: checkpoints.load(ours)), (lambda: torch.load(theirs, weights_only=True))
-        yield timed("checkpoint, verified load from the disk", *loads, 1.2, 8, before=lambda: forget(ours, theirs))
+        yield timed("checkpoint, verified load from the disk", *loads, 1.2, 16, before=lambda: forget(ours, theirs))
         yield timed("checkpoint, verified load of a file in memory", *loads, 1.2, 12)
