@@ -25,7 +25,7 @@ from pcmepp_openclip.hub.pusher import Pusher
 from .measure import Row, one_thread, row
 
 STEPS = 3  # at a time
-REPEATS = 24
+REPEATS = 60
 BATCH = 128
 RATE = 10e6  # bytes a second that the Hub takes
 SERVER = """

@@ -202,6 +202,17 @@ def test_a_change_within_the_spread_is_said_to_be():
     assert results.change(Row("x", 1.0, 1.0, "MB"), {"ratio": 1.0, "spread": None}) == "+0.0 %"
 
 
+def test_the_readme_shows_the_claims_of_one_run_and_all_of_them():
+    """The rows with a bar of the table in docs/benchmarks.md, and the machine that they came from."""
+    table = (REPO / "docs/benchmarks.md").read_text().splitlines()
+    readme = (REPO / "README.md").read_text().splitlines()
+    claims = [line for line in table if line.startswith("|") and (" | ≤ " in line or " | ≥ " in line)]
+    shown = [line for line in readme if line.startswith("|") and (" | ≤ " in line or " | ≥ " in line)]
+    assert claims and shown == claims
+    (machine,) = (line for line in table if " cores of " in line)
+    assert machine in readme
+
+
 @pytest.mark.parametrize(
     "args, words",
     [
