@@ -47,7 +47,7 @@ def main() -> None:
         parser.error(str(error))
     logging.disable(logging.WARNING)
     rows, failed, start = [], [], time.monotonic()
-    for name in args.names or [name for name in NAMES if name not in APART]:
+    for name in dict.fromkeys(args.names) or [name for name in NAMES if name not in APART]:
         try:
             for row in importlib.import_module(f"benchmarks.{name}").rows():
                 print(f"{time.monotonic() - start:4.0f} s  {row.what}: {results.number(row.ratio)}", flush=True)
@@ -55,12 +55,12 @@ def main() -> None:
         except Exception:  # one that fails must not cost the minutes of the others
             traceback.print_exc()
             failed.append(name)
-    assert len({row.what for row in rows}) == len(rows), "two rows of one name"
     minutes = f"{(time.monotonic() - start) / 60:.1f} minutes"
     text = f"{results.table(rows, earlier)}\n\n{results.LEGEND}\n\n{results.machine()}; {minutes}."
     if compared_with:
         text += f" Compared with {args.compare}: {compared_with}."
     results.write(rows, args.out, text)
+    assert len({row.what for row in rows}) == len(rows), "two rows of one name: --compare goes by names"
     print(f"\n{text}\nwritten to {args.out}/table.md and table.json")
     if failed:
         sys.exit(f"These failed, see above: {', '.join(failed)}.")

@@ -49,6 +49,7 @@ def rows() -> Iterator[Row]:
             before=settle,
             repeats=16,
         )
+        settle()
         for path in (ours, theirs):
             torch.save(checkpoint, path)
         loads = (lambda: checkpoints.load(ours)), (lambda: torch.load(theirs, weights_only=True))

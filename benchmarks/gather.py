@@ -23,6 +23,7 @@ COLLECTIVES = (
     *("all_to_all", "all_to_all_single", "scatter"),  # the backward pass of open_clip's gather, on gloo
 )
 BATCH = 256  # of a rank
+KINDS = ("pcmepp", "clip", "clip by default")
 
 
 class Counter:
@@ -57,7 +58,7 @@ def rank_bytes(rank: int, world: int, folder: str, queue: Any) -> None:
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo", init_method=f"file://{folder}/{world}", rank=rank, world_size=world)
     counter = Counter()
-    for kind in ("pcmepp", "clip"):
+    for kind in KINDS:
         counter.bytes = 0
         step(kind, inputs(BATCH, seed=rank), rank, world)
         if rank == 0:
@@ -71,5 +72,8 @@ def rows() -> Iterator[Row]:
         queue = mp.get_context("forkserver").SimpleQueue()
         with tempfile.TemporaryDirectory() as folder:
             mp.start_processes(rank_bytes, (world, folder, queue), nprocs=world, start_method="forkserver")
-        what = f"bytes of a rank for the loss of a step, {world} ranks of {BATCH}"
-        yield Row(what, queue.get(), queue.get(), "MB", 1.005)
+        ours, theirs, by_default = (queue.get() for _ in KINDS)
+        what = f"bytes of a rank for the loss, {world} ranks of {BATCH}, ClipLoss"
+        yield Row(f"{what} with --local-loss --gather-with-grad", ours, theirs, "MB", 1.005)
+        note = "each rank computes all pairs instead"
+        yield Row(f"{what} by default", ours, by_default, "MB", note=note)

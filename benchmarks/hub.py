@@ -44,7 +44,7 @@ hub.serve_forever()
 def rows() -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as place, hub(Path(place)), one_thread():
         with_push, without = measure(Path(place))
-    what = f"training step on one core, with a push to a Hub at {RATE / 1e6:.0f} MB/s beside it against without"
+    what = f"training step on one of the cores, with a push to a Hub at {RATE / 1e6:.0f} MB/s against without"
     yield row(what, with_push, without, "s", 1.02)
 
 

@@ -26,14 +26,14 @@ def inputs(n: int, seed: int = 0) -> list[torch.Tensor]:
 
 
 def step(kind: str, leaves: list[torch.Tensor], rank: int = 0, world_size: int = 1) -> None:
-    """Forward and backward of one loss; CLIP's with the flags for large runs, where its gathered features have
-    gradients and a rank takes only its own rows."""
+    """Forward and backward of one loss; "clip" is with the flags for large runs, where its gathered features have
+    gradients and a rank takes only its own rows, "clip by default" without."""
     v, t, lv, lt, s = leaves
-    if kind == "clip":
+    if kind.startswith("clip"):
         from open_clip import ClipLoss
 
-        ranks = {"rank": rank, "world_size": world_size}
-        ClipLoss(local_loss=True, gather_with_grad=True, **ranks)(v, t, s).backward()
+        flags = {"local_loss": kind == "clip", "gather_with_grad": kind == "clip"}
+        ClipLoss(**flags, rank=rank, world_size=world_size)(v, t, s).backward()
     elif kind == "pcmepp":
         from pcmepp_openclip import PCMEppLoss
 
@@ -65,8 +65,9 @@ def against(other: str, title: str, sizes: Sequence[int], bars: dict[int, tuple[
         memory[n] = Row(f"loss, N = {n}, memory, {title}", our_peak, their_peak, "MB", memory_bar)
         yield seconds[n]
         yield memory[n]
-    yield growth(f"loss, time, {title}", seconds)
-    yield growth(f"loss, memory, {title}", memory)
+    if len(sizes) > 1:
+        yield growth(f"loss, time, {title}", seconds)
+        yield growth(f"loss, memory, {title}", memory)
 
 
 def peak(kind: str, n: int) -> float:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 CONFIDENCE = 0.9
-WIDE = 0.2  # of a spread where no bar tells what matters
+WIDE = 1.25  # of a spread where no bar tells what matters, its upper end by its lower
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Row:
     def verdict(self) -> str:
         low, high = self.spread or (self.ratio, self.ratio)
         if self.bar is None:
-            return "too wide a spread to say" if high - low > WIDE else ""
+            return "too wide a spread to say" if high > WIDE * low else ""
         held = {value >= self.bar if self.least else value <= self.bar for value in (low, high)}
         if len(held) == 2:
             return "too wide a spread to say"

@@ -4,7 +4,7 @@ python -m benchmarks step
 
 PCME++ has about 7 % more parameters, whose updates and memory weigh at the batches that fit here as they never do in
 training. So AdamW is the fused one, and memory is measured at a larger batch than time: at 32 pairs (B-32) and 16
-(B-16) the activations that PCME++ saves make up for the parameters that it adds.
+(B-16) the activations that PCME++ saves about make up for the parameters that it adds.
 """
 
 from collections.abc import Callable, Iterator

@@ -92,7 +92,7 @@ def test_turns_reverse_and_leave_the_warm_up_and_what_is_before_out(monkeypatch)
 
 def hold(megabytes: int, freed_first: int) -> float:
     """Memory of a work that frees one block before it holds another; what was held before it is not its own."""
-    torch.ones(800 * MB // 4)
+    torch.ones(500 * MB // 4)
 
     def work():
         torch.ones(freed_first * MB // 4)
@@ -155,12 +155,11 @@ def test_retrieval_is_done_to_its_end():
         assert found.keys() >= {f"{distance}/RSUM", f"{distance}/text_to_image_mAP@R"}
 
 
-@pytest.mark.parametrize("length", [77, 16])
-def test_a_step_trains_all_parameters(length, monkeypatch):
+def test_a_step_trains_all_parameters(monkeypatch):
     models = []
     create = step.open_clip.create_model
     monkeypatch.setattr(step.open_clip, "create_model", lambda *a, **k: models.append(create(*a, **k)) or models[-1])
-    work = step.training_step("PCMEpp-ViT-B-32", 2, length)
+    work = step.training_step("PCMEpp-ViT-B-32", 2, text_length=16)
     before = {name: parameter.clone() for name, parameter in models[0].named_parameters()}
     work()
     assert not [name for name, parameter in models[0].named_parameters() if torch.equal(parameter, before[name])]

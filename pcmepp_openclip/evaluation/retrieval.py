@@ -48,12 +48,12 @@ def nearest(query: Gaussian, gallery: Gaussian, distance: str, k: int, chunk: in
     """
     order_M = torch.randperm(len(gallery.mean), generator=torch.Generator().manual_seed(0))
     query_NE, gallery_ME, offset_M = product(query, gallery, distance)
-    gallery_ME = gallery_ME[order_M]
+    gallery_ME, offset_M = gallery_ME[order_M], None if offset_M is None else offset_M[order_M]
     step = max(1, chunk // len(gallery_ME))
     for start in range(0, len(query_NE), step):
         score_nM = query_NE[start : start + step] @ gallery_ME.T
         if offset_M is not None:
-            score_nM -= offset_M[order_M]
+            score_nM -= offset_M
         yield order_M[score_nM.topk(min(k, score_nM.shape[1]), dim=1).indices]
 
 
