@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -44,7 +45,7 @@ class Row:
     def ratio(self) -> float:
         return self.ours / self.theirs
 
-    @property
+    @cached_property
     def spread(self) -> tuple[float, float] | None:
         """How far the ratio would wander if all were measured again, see `resampled`."""
         return resampled(self.repeats) if len(self.repeats) > 1 else None
