@@ -1,6 +1,7 @@
 # make demo         see what a probabilistic CLIP does (sets itself up; no root)
 # make test         linter, type checker and tests (sets itself up; no root)
 # make test-system  the tests that need Debian's packages; installs them, needs root
+# make fuzz         the fuzz tests for minutes instead of seconds
 # make bench        the speed and memory claims, measured side by side
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest
 PROCESSES ?= 2
 DEBIAN := slurm-wlm munge iproute2 chromium
 
-.PHONY: setup demo test test-system bench clean
+.PHONY: setup demo test test-system fuzz bench clean
 setup: $(VENV)/.ready
 
 # The stamp is written last: an interrupted install is finished by the next call.
@@ -31,6 +32,9 @@ test: setup
 test-system: setup
 	@dpkg -s $(DEBIAN) >/dev/null 2>&1 || { apt-get update && apt-get install -y --no-install-recommends $(DEBIAN); }
 	$(PYTEST) -m system tests
+
+fuzz: setup
+	HYPOTHESIS_PROFILE=long $(PYTEST) -n $(PROCESSES) tests/test_fuzz_*.py
 
 bench: setup
 	$(BIN)/python -m benchmarks

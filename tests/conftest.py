@@ -6,12 +6,19 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 from hub_server import Hub
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="pcmepp-tests-")
 _HUB = Hub(Path(_FOLDER.name) / "hub")
+
+# The fuzz tests: the same few hundred inputs in every `make test`, new ones for minutes in `make fuzz`.
+_FUZZ = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+settings.register_profile("short", max_examples=200, derandomize=True, database=None, **_FUZZ)
+settings.register_profile("long", max_examples=20_000, **_FUZZ)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
