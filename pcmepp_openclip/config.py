@@ -18,7 +18,8 @@ class PCMEppCfg:
             such parameter, as in the released weights. At 0 the variances drown the means (512 a side
             against at most 4), at -10 they start at 0.02 a side.
         init_a, init_b: start of the scale and shift of the matching logit -a d + b.
-        match_weight, vib_weight, pp_weight: default weights of the loss's terms beside InfoNCE.
+        contrastive_weight, match_weight, vib_weight, pp_weight: default weights of the loss's terms; the first is
+            InfoNCE's.
         reduction: of the matching loss, "mean" or "sum", see `matching_loss`.
     """
 
@@ -26,6 +27,7 @@ class PCMEppCfg:
     init_logvar_bias: float | None
     init_a: float = 1.0
     init_b: float = 1.0
+    contrastive_weight: float = 1.0
     match_weight: float = 1.0
     vib_weight: float = 1e-6
     pp_weight: float = 0.0
@@ -42,6 +44,8 @@ class PCMEppCfg:
                 raise ValueError(f"pcmepp_cfg.{field.name} must be a finite number, not {value!r}.")
             if field.name.endswith("_weight") and value < 0:
                 raise ValueError(f"pcmepp_cfg.{field.name} must not be negative, not {value!r}.")
+        if not any((self.contrastive_weight, self.match_weight, self.vib_weight, self.pp_weight)):
+            raise ValueError("pcmepp_cfg gives every term of the loss a weight of 0, so there is nothing to train.")
         if self.reduction not in ("mean", "sum"):
             raise ValueError(f"pcmepp_cfg.reduction must be 'mean' or 'sum', not {self.reduction!r}.")
         if self.init_a <= 0:

@@ -5,6 +5,7 @@ Shape suffixes used in this package: N, M samples; D embedding dimensions; L tok
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -27,3 +28,26 @@ class Gaussian(NamedTuple):
     def uncertainty(self) -> Tensor:
         """How ambiguous each sample is: the sum of its variances, sum_d sigma_d^2, [N], fp32."""
         return self.logvar.float().exp().sum(dim=-1)
+
+    @property
+    def keys(self) -> Tensor:
+        """A number per sample, [N] int64: the same for equal Gaussians, different for any others but by a chance of
+        2^-64 per pair. Equal Gaussians are equally far from anything, while the rounding of a matrix product may say
+        otherwise; so ties between them are told by their keys."""
+        with torch.no_grad():
+            parts = zip(self.mean.split(1024), self.logvar.split(1024), strict=True)  # int64 takes twice the memory
+            return torch.cat([_hash(torch.cat([mean.float(), logvar.float()], dim=1)) for mean, logvar in parts])
+
+
+def _hash(x_ND: Tensor) -> Tensor:
+    """The bits of each row as 32-bit integers, times fixed random numbers, added up modulo 2^64: exact in any order."""
+    weight_D = _mix(_mix(torch.arange(1, x_ND.shape[1] + 1, device=x_ND.device)))
+    bits_ND = (x_ND + 0.0).view(torch.int32)  # -0.0 becomes 0.0
+    return (bits_ND * weight_D).sum(dim=1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The finaliser of the SplitMix64 generator, in which every bit of the output depends on every bit of the input."""
+    x = (x ^ (x >> 30)) * -0x40A7B892E31B1A47
+    x = (x ^ (x >> 27)) * -0x6B2FB644ECCEEE15
+    return x ^ (x >> 31)

@@ -9,7 +9,7 @@ from .collectives import Gather, MeanOverRanks
 from .config import PCMEppCfg
 from .gaussian import Gaussian
 from .matching import pairs_divisor
-from .pairwise import PairLosses
+from .pairwise import PairLosses, TruePairs
 from .precision import full_precision
 from .vib import vib
 
@@ -17,8 +17,8 @@ from .vib import vib
 class PCMEppLoss(nn.Module):
     """CLIP's contrastive loss with PCME++'s matching, pseudo-positive and VIB terms (paper, equation 3).
 
-        L = InfoNCE + match_weight * matching + pp_weight * (PP image-to-text + PP text-to-image)
-                    + vib_weight * (VIB of images + VIB of texts)
+        L = contrastive_weight * InfoNCE + match_weight * matching
+                + pp_weight * (PP image-to-text + PP text-to-image) + vib_weight * (VIB of images + VIB of texts)
 
     A drop-in for `open_clip.ClipLoss` in open_clip's loop, called with a `PCMEppCLIP`'s output:
 
@@ -32,13 +32,13 @@ class PCMEppLoss(nn.Module):
             half the bytes of CLIP's --local-loss --gather-with-grad (see `pairwise.py`).
         rank, world_size: this process's place; ranks must bring batches of one size.
         use_horovod: refused.
-        match_weight, pp_weight, vib_weight: of the terms; 0 switches one off.
+        contrastive_weight, match_weight, pp_weight, vib_weight: weights of the terms; 0 switches a term off.
         reduction: of the matching and pseudo-positive terms, "mean" or "sum", see `matching_loss`.
 
     Conventions: in each term all quantities are fp32, also under autocast. The VIB is the mean over the rank's own
-    samples and dimensions. The authors' code counts matching once for each direction (match_weight=2 here), adds no
-    InfoNCE, and keeps a and b on the criterion; here they are parameters of the model, which alone is optimised, saved
-    and wrapped by DDP.
+    samples and dimensions. The authors' fine-tuning code counts matching once for each direction and adds no InfoNCE
+    (match_weight=2, contrastive_weight=0 here), and keeps a and b on the criterion; here they are parameters of the
+    model, which alone is optimised, saved and wrapped by DDP.
 
     With `diagnose` set, a call also notes what a user wants to see of it; `read_diagnostics` gives that out.
     """
@@ -55,13 +55,14 @@ class PCMEppLoss(nn.Module):
         vib_weight: float = 1e-6,
         pp_weight: float = 0.0,
         reduction: str = "mean",
+        contrastive_weight: float = 1.0,
     ):
         super().__init__()
         if use_horovod:
             raise ValueError("PCMEppLoss works with torch.distributed: drop --horovod and start by torchrun or srun.")
         pairs_divisor(1, 1, reduction)
         self.rank, self.world_size = rank, world_size
-        self.weights = (1.0, match_weight, pp_weight, vib_weight)
+        self.weights = (contrastive_weight, match_weight, pp_weight, vib_weight)
         self.reduction = reduction
         self.diagnose = False
         self.diagnostics: dict[str, Tensor] = {}
@@ -100,18 +101,19 @@ class PCMEppLoss(nn.Module):
         image_unc_n, text_unc_n = images.uncertainty, texts.uncertainty
         image_offset_n = images.mean.square().sum(dim=1) + image_unc_n
         text_offset_n = texts.mean.square().sum(dim=1) + text_unc_n
-        y_true_n = None
+        true_pairs = None
         if self.weights[2] > 0 or self.diagnose:
             with torch.no_grad():
                 distance_n = image_offset_n + text_offset_n - 2 * (images.mean * texts.mean).sum(dim=1)
-                y_true_n = -a * distance_n + b
+                of_rank = -a * distance_n + b, images.keys, texts.keys
+                true_pairs = TruePairs(*(self._gather(x) for x in of_rank))
         contrastive, match, pp, pseudo = PairLosses.apply(
             images.mean,
             self._gather(texts.mean),
             image_offset_n,
             self._gather(text_offset_n),
             *(s, a, b),
-            None if y_true_n is None else self._gather(y_true_n),
+            true_pairs,
             self.rank * len(texts.mean),
             self.reduction,
         )
@@ -167,4 +169,5 @@ def create_loss(args: Any, pcmepp_cfg: dict) -> PCMEppLoss:
         vib_weight=cfg.vib_weight,
         pp_weight=cfg.pp_weight,
         reduction=cfg.reduction,
+        contrastive_weight=cfg.contrastive_weight,
     )

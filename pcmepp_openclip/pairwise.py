@@ -17,7 +17,7 @@ over ranks then is the whole batch's gradient.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,20 @@ from .matching import pairs_divisor
 CHUNK = {"cpu": 2**20, "cuda": 2**25}  # elements of the matrix held at a time: what fits a CPU's cache, fills a GPU
 
 
+class TruePairs(NamedTuple):
+    """What pseudo-positives are told by, a value for each of the N pairs of all ranks.
+
+    Arguments:
+        logit_N: the matching logits of the true pairs.
+        image_key_N, text_key_N: `Gaussian.keys`. Equal captions are equally close to an image, and count as ties
+            however their logits are rounded; so do equal images.
+    """
+
+    logit_N: Tensor
+    image_key_N: Tensor
+    text_key_N: Tensor
+
+
 class PairLosses(torch.autograd.Function):
     """(contrastive, matching, pseudo-positive) losses and the number of pseudo-positives, each a 0-d tensor.
 
@@ -36,7 +50,7 @@ class PairLosses(torch.autograd.Function):
         v_nD, t_ND: means of this rank's images and of all texts. Pair i is (v_i, t_{first + i}).
         o_n, o_N: |mu|^2 + u of both.
         s, a, b: scalars, see above.
-        y_true_N: logits of the true pairs, one a column, or None where pseudo-positives are not wanted.
+        true_pairs: see above, or None where pseudo-positives are not wanted.
         first: the column of this rank's first true pair.
         reduction: of the matching loss, see `matching_loss`.
     """
@@ -51,7 +65,7 @@ class PairLosses(torch.autograd.Function):
         s: Tensor,
         a: Tensor,
         b: Tensor,
-        y_true_N: Tensor | None,
+        true_pairs: TruePairs | None,
         first: int,
         reduction: str,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -65,8 +79,8 @@ class PairLosses(torch.autograd.Function):
             y = _match_logits(c, o_n[rows], o_N, a, b)
             z = c.mul_(s)
             new_max_N = torch.maximum(column_max_N, z.amax(dim=0))
-            if y_true_N is not None:
-                for is_pseudo in _pseudo_positives(y, y_true_N, rows.start + first):
+            if true_pairs is not None:
+                for is_pseudo in _pseudo_positives(y, true_pairs, rows.start + first):
                     extra += (is_pseudo * y).sum()
                     pseudo += is_pseudo.sum()
             match += F.softplus(y).sum()
@@ -84,16 +98,16 @@ class PairLosses(torch.autograd.Function):
         contrastive = ((row_lse_n + column_lse_N[own]) / 2 - s * cosine_n).mean()
         scale = N / n / pairs_divisor(N, N, reduction)
         positive = _match_logits(cosine_n, o_n, o_N[own], a, b, outer=False).sum()
-        ctx.save_for_backward(v_nD, t_ND, o_n, o_N, s, a, b, y_true_N, row_lse_n, column_lse_N)
-        ctx.first, ctx.scale = first, scale
+        ctx.save_for_backward(v_nD, t_ND, o_n, o_N, s, a, b, row_lse_n, column_lse_N)
+        ctx.first, ctx.scale, ctx.true_pairs = first, scale, true_pairs
         ctx.mark_non_differentiable(pseudo)
         return contrastive, scale * (match - positive), scale * (2 * (match - positive) - extra), pseudo
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g_contrastive: Tensor, g_match: Tensor, g_pp: Tensor, _g_pseudo: Tensor) -> Any:
-        v_nD, t_ND, o_n, o_N, s, a, b, y_true_N, row_lse_n, column_lse_N = ctx.saved_tensors
-        n, N, first = len(v_nD), len(t_ND), ctx.first
+        v_nD, t_ND, o_n, o_N, s, a, b, row_lse_n, column_lse_N = ctx.saved_tensors
+        n, N, first, true_pairs = len(v_nD), len(t_ND), ctx.first, ctx.true_pairs
         g_contrastive = g_contrastive / (2 * n)
         g_match, g_pp = g_match * ctx.scale, g_pp * ctx.scale
         g_sigmoid = g_match + 2 * g_pp
@@ -104,8 +118,8 @@ class PairLosses(torch.autograd.Function):
             c = v_nD[rows] @ t_ND.T
             y = _match_logits(c, o_n[rows], o_N, a, b)
             dy = torch.sigmoid(y).mul_(g_sigmoid)
-            if y_true_N is not None:
-                for is_pseudo in _pseudo_positives(y, y_true_N, rows.start + first):
+            if true_pairs is not None:
+                for is_pseudo in _pseudo_positives(y, true_pairs, rows.start + first):
                     dy -= is_pseudo * g_pp
             _diagonal(dy, rows.start + first).sub_(g_sigmoid)
             row_sum_n[rows] = dy.sum(dim=1)
@@ -138,9 +152,14 @@ def _diagonal(x: Tensor, first: int) -> Tensor:
     return x.diagonal(first)
 
 
-def _pseudo_positives(y: Tensor, y_true_N: Tensor, first: int) -> Iterator[Tensor]:
+def _pseudo_positives(y: Tensor, true_pairs: TruePairs, first: int) -> Iterator[Tensor]:
     """Which pairs of a chunk are at least as close as the true pair of their row, and of their column, but not it."""
-    for threshold in (y_true_N[first : first + len(y), None], y_true_N):
-        is_pseudo = y >= threshold
+    rows = slice(first, first + len(y))
+    logit_N, image_key_N, text_key_N = true_pairs
+    for threshold, tie in (
+        (logit_N[rows, None], text_key_N[rows, None] == text_key_N),
+        (logit_N, image_key_N[rows, None] == image_key_N),
+    ):
+        is_pseudo = tie.logical_or_(y >= threshold)
         _diagonal(is_pseudo, first).fill_(False)
         yield is_pseudo

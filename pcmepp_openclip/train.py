@@ -28,6 +28,7 @@ from .stops import EXIT_STOPPED, Stopped
 from .validation import evaluate
 
 OVERRIDES = {  # flag: (key of pcmepp_cfg, help)
+    "--contrastive-weight": ("contrastive_weight", "weight of InfoNCE, CLIP's own loss"),
     "--match-weight": ("match_weight", "weight of the matching loss"),
     "--vib-weight": ("vib_weight", "weight of the VIB, the paper's beta"),
     "--pp-weight": ("pp_weight", "weight of the pseudo-positives, the paper's alpha"),

@@ -31,6 +31,7 @@ def build_model():
     images = torch.randn(BATCH, 3, 32, 32, generator=g)
     texts = torch.randint(1, 49406, (BATCH, 12), generator=g)
     texts[:, -1] = 49407
+    texts[20:32], images[32:44] = texts[:12].clone(), images[8:20].clone()  # equal ones, which land on different ranks
     return model, images, texts
 
 

@@ -4,9 +4,14 @@ import torch
 import torch.nn.functional as F
 
 
+def slow_distances(v, t, lv, lt):
+    """CSD of all pairs in N x M x D."""
+    return ((v[:, None] - t[None]) ** 2).sum(-1) + (lv.exp()[:, None] + lt.exp()[None]).sum(-1)
+
+
 def slow_terms(v, t, lv, lt, s, a, b, reduction="mean"):
     """(InfoNCE, matching, PP, VIB) of one batch by the paper's formulas, one pair at a time in N x M x D."""
-    d = ((v[:, None] - t[None]) ** 2).sum(-1) + (lv.exp()[:, None] + lt.exp()[None]).sum(-1)
+    d = slow_distances(v, t, lv, lt)
     n = len(v)
     z = s * torch.stack([torch.stack([(v[i] * t[j]).sum() for j in range(n)]) for i in range(n)])
     own = torch.arange(n)

@@ -3,12 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from slow import slow_terms
+from slow import slow_distances, slow_terms
 
 import pcmepp_openclip as pp
 from pcmepp_openclip import pairwise
 
-WEIGHTS = {"match_weight": 2.0, "pp_weight": 0.1, "vib_weight": 1e-2}
+WEIGHTS = {"contrastive_weight": 1.5, "match_weight": 2.0, "pp_weight": 0.1, "vib_weight": 1e-2}
 
 
 def batch(n=13, dim=8, seed=0, dtype=torch.float64, logvar=-1.0):
@@ -43,7 +43,7 @@ def test_values_and_gradients_equal_the_slow_form(monkeypatch, chunk, reduction)
     fast = call(pp.PCMEppLoss(**WEIGHTS, reduction=reduction), leaves)
     exact = batch()
     slow = slow_terms(*exact, reduction=reduction)
-    weighted = [w * term for w, term in zip((1.0, *WEIGHTS.values()), slow, strict=True)]
+    weighted = [w * term for w, term in zip(WEIGHTS.values(), slow, strict=True)]
     assert list(fast) == ["contrastive_loss", "match_loss", "pp_loss", "vib_loss"]
     for name, value in zip(fast, weighted, strict=True):
         assert relative(fast[name], value) < 1e-6, name
@@ -53,6 +53,29 @@ def test_values_and_gradients_equal_the_slow_form(monkeypatch, chunk, reduction)
     for name, value in zip(fast, weighted, strict=True):
         for x, y in zip(grads(3 * fast[name], leaves), grads(3 * value, exact), strict=True):
             assert relative(x, y) < 1e-5, name
+
+
+@pytest.mark.parametrize("dim", [8, 512])
+def test_equal_captions_and_equal_images_are_pseudo_positives_of_each_other(dim):
+    """The rule is "at least as close": ties count, however the matrix product is rounded."""
+    n = 101
+    exact = [x.detach().float() for x in batch(n, dim, logvar=-5.0)]
+    for means, logvars in (exact[0::2][:2], exact[1::2][:2]):
+        originals = torch.randint(n, (40,), generator=torch.Generator().manual_seed(1))
+        means[-40:], logvars[-40:] = means[originals], logvars[originals]
+    leaves = [x.clone().requires_grad_() for x in exact]
+    exact = [x.double().requires_grad_() for x in exact]
+    loss = pp.PCMEppLoss(contrastive_weight=0.0, match_weight=0.0, pp_weight=1.0, vib_weight=0.0)
+    loss.diagnose = True
+    (value,) = call(loss, leaves).values()
+    slow = slow_terms(*exact)[2]
+    assert relative(value, slow) < 1e-5
+    for x, y in zip(grads(value, leaves), grads(slow, exact), strict=True):
+        assert (x - y).norm() <= 1e-5 * y.norm()
+    y_NN = (-exact[5] * slow_distances(*exact[:4]) + exact[6]).detach()
+    own_N = y_NN.diagonal()
+    number = (y_NN >= own_N[:, None]).sum() + (y_NN >= own_N).sum() - 2 * n
+    assert loss.read_diagnostics()["pseudo_positives"] == number > 40
 
 
 def test_the_parts_add_up_to_the_loss():
@@ -105,14 +128,15 @@ def test_extreme_logits_and_variances_stay_finite_and_right(logvar, scale):
     low, exact = extreme(torch.float32), extreme(torch.float64)
     fast = call(pp.PCMEppLoss(**WEIGHTS), low)
     slow = slow_terms(*exact)
-    for name, value, weight in zip(fast, slow, (1.0, *WEIGHTS.values()), strict=True):
+    for name, value, weight in zip(fast, slow, WEIGHTS.values(), strict=True):
         assert torch.isfinite(fast[name]) and relative(fast[name], weight * value) < 1e-4, name
     for x in grads(sum(fast.values()), low):
         assert torch.isfinite(x).all()
 
 
 def test_a_weight_of_zero_drops_the_term_but_not_the_gradient():
-    for off, name in [("match_weight", "match_loss"), ("pp_weight", "pp_loss"), ("vib_weight", "vib_loss")]:
+    for off in WEIGHTS:
+        name = off.replace("_weight", "_loss")
         leaves = batch(dtype=torch.float32)
         terms = call(pp.PCMEppLoss(**{**WEIGHTS, off: 0.0}), leaves)
         assert name not in terms and len(terms) == 3
