@@ -9,7 +9,7 @@ def pseudo_positive_targets(logits_NM: Tensor, targets_NM: Tensor) -> tuple[Tens
 
     For an image v with true caption t, every caption t' with d(v, t') <= d(v, t) takes the target of (v, t); for a
     caption likewise over images. Three sources say three things: the paper's text defines the first direction
-    (section 3.3), its printed pseudo-code, for want of an unsqueeze, computes the second, and the authors' code does
+    (section 2.3), its printed pseudo-code, for want of an unsqueeze, computes the second, and the authors' code does
     both, as here. The targets are constants to the gradient.
 
     Arguments:

@@ -38,6 +38,7 @@ def one_sentence(error) -> str:
         ({**GOOD, "init_b": float("inf")}, ["init_b", "inf"]),
         ({**GOOD, "init_b": [1]}, ["init_b", "[1]"]),
         ({**GOOD, "vib_weight": -1e-6}, ["vib_weight", "negative"]),
+        ({**GOOD, "contrastive_weight": 0, "match_weight": 0, "vib_weight": 0}, ["every term", "nothing to train"]),
         ({**GOOD, "match_weight": False}, ["match_weight", "False"]),
         ({**GOOD, "pp_weight": "0"}, ["pp_weight", "'0'"]),
         ([1], ["JSON object", "list"]),

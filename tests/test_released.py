@@ -155,6 +155,86 @@ def test_towers_that_split_at_different_depths(tmp_path):
         open_clip.create_model(f"local-dir:{tmp_path}")
 
 
+def small_released(folder, **changes):
+    """A folder of the released layout with a small model in it, and the model with these keys in its config."""
+    config = {
+        "embed_dim": 8,
+        "vision_cfg": {"image_size": 8, "layers": 3, "width": 16, "head_width": 8, "patch_size": 4, "unc_layers": 1},
+        "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 3, "unc_layers": 1},
+    }
+    for key, value in changes.items():
+        block, _, name = key.rpartition("__")
+        (config[block] if block else config)[name] = value
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("quick_gelu", [False, True])
+def test_quick_gelu_of_a_released_config_is_used(tmp_path, quick_gelu):
+    """In both branches of both towers, as the authors' class does."""
+    small_released(tmp_path, quick_gelu=quick_gelu)
+    model = open_clip.create_model(f"local-dir:{tmp_path}", load_weights=False)
+    kinds = {name for module in model.modules() if "GELU" in (name := type(module).__name__)}
+    assert kinds == ({"QuickGELU"} if quick_gelu else {"GELU"})
+    assert sum("GELU" in type(module).__name__ for module in model.modules()) == 8
+
+
+OTHER_KEYS = {  # what `save_pretrained` writes of the authors' classes when every field is given
+    "cast_dtype": None,
+    "output_dict": True,
+    "vision_cfg__mlp_ratio": 4.0,
+    "vision_cfg__ls_init_value": None,
+    "vision_cfg__patch_dropout": 0.0,
+    "vision_cfg__global_average_pool": False,
+    "vision_cfg__n_queries": 256,
+    "vision_cfg__timm_model_name": None,
+    "vision_cfg__timm_pool": "avg",
+    "text_cfg__hf_model_name": None,
+    "text_cfg__embed_cls": False,
+    "text_cfg__pad_id": 0,
+    "text_cfg__pooler_type": "mean_pooler",
+}
+
+
+def test_a_released_config_with_every_field_is_read(tmp_path):
+    small_released(tmp_path, **OTHER_KEYS)
+    open_clip.create_model(f"local-dir:{tmp_path}", load_weights=False)
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("quick_gelu", "yes"),
+        ("cast_dtype", "bf16"),
+        ("init_logit_scale", 1.0),
+        ("model_type", "clip"),
+        ("vision_cfg__global_average_pool", True),
+        ("vision_cfg__attentional_pool", True),
+        ("vision_cfg__input_patchnorm", True),
+        ("vision_cfg__timm_model_name", "vit"),
+        ("vision_cfg__pool_type", "avg"),
+        ("text_cfg__embed_cls", True),
+        ("text_cfg__hf_model_name", "bert"),
+        ("text_cfg__no_causal_mask", True),
+    ],
+)
+def test_a_key_that_would_be_left_out_is_refused(tmp_path, hub, key, value):
+    small_released(tmp_path, **{key: value})
+    hub.add("me/small", {"config.json": tmp_path / "config.json", "model.safetensors": b"x"})
+    for name in (f"local-dir:{tmp_path}", "hf-hub:me/small"):
+        with pytest.raises((RuntimeError, ValueError), match=key.replace("__", ".")):
+            open_clip.create_model(name, load_weights=False)
+
+
+@pytest.mark.parametrize("imports", ["import open_clip", "import open_clip, pcmepp_openclip"])
+def test_why_the_hub_gave_nothing_is_said_for_any_model(imports):
+    """Stock models too: their error is open_clip's, with all that led to it."""
+    done = run_python("-c", f"{imports}; open_clip.create_model('hf-hub:me/other')", env={"HF_HUB_OFFLINE": "1"})
+    assert done.returncode == 1 and "OfflineModeIsEnabled" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("RuntimeError: Failed initial config/weights load")
+    assert "(open_clip_config.json) for me/other" in done.stderr.splitlines()[-1]
+
+
 def test_a_folder_without_weights(folder, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     with pytest.raises(RuntimeError, match=r"Cannot load .*model.safetensors"):

@@ -51,6 +51,7 @@ FLAGS = {
     "timm": ["--opt", "timm/lamb", "--eps", "1e-6"],
     "tensorboard": ["--report-to", "tensorboard"],
     "weights": ["--match-weight", "2", "--vib-weight", "0", "--pp-weight", "0.1", "--match-reduction", "sum"],
+    "fine-tuning": ["--contrastive-weight", "0", "--match-weight", "2", "--pp-weight", "0.1", "--vib-weight", "1e-4"],
 }
 
 
@@ -62,7 +63,9 @@ def test_a_flag_of_open_clips_works(run, flags):
     assert len(losses(log)) == steps and all(math.isfinite(x) for x in losses(log))
     assert len(re.findall("PCME\\+\\+ step .* a: .* variance_share: ", log)) == steps
     if "--match-weight" in flags:
-        assert losses(log, "Pp_loss") and not losses(log, "Vib_loss")
+        assert losses(log, "Pp_loss")
+        off = "Contrastive_loss" if "--contrastive-weight" in flags else "Vib_loss"
+        assert {x for x in ("Contrastive_loss", "Match_loss", "Vib_loss") if not losses(log, x)} == {off}
     if "--report-to" in flags:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

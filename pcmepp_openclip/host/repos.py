@@ -71,12 +71,11 @@ def get_config(stock: Callable, model_id: str, cache_dir: str | None = None) -> 
     else:
         try:
             config = stock(model_id, cache_dir=cache_dir)
-        except FileNotFoundError as no_open_clip_config:
-            try:
-                path = factory.download_pretrained_from_hf(model_id, filename="config.json", cache_dir=cache_dir)
-                config = _read_released(Path(path).parent)
-            except (FileNotFoundError, ValueError):
-                raise no_open_clip_config from None
+        except FileNotFoundError:  # it may be a repo of the released layout; if not, this error and its cause stand
+            released = _fetch_released(model_id, cache_dir)
+            if released is None:
+                raise
+            config = released
     _ours[model_id] = _is_ours(config)
     if _ours[model_id]:
         check_config(config, f"hf-hub:{model_id}")
@@ -165,22 +164,65 @@ def _read_json(path: Path) -> Any:
 
 
 # The released repos hold `config.json` and `model.safetensors`, named before open_clip had its own convention,
-# with the head's depth as `unc_layers` in each tower's block.
+# with the head's depth as `unc_layers` in each tower's block. Their keys are those of the authors' class:
+RELEASED_KEYS = ("embed_dim", "vision_cfg", "text_cfg", "quick_gelu", "cast_dtype", "output_dict")
+RELEASED_TOWERS = {
+    "vision_cfg": {
+        "used": ("layers", "width", "head_width", "mlp_ratio", "patch_size", "image_size", "ls_init_value")
+        + ("patch_dropout",),
+        "must be off": ("input_patchnorm", "global_average_pool", "attentional_pool", "output_tokens")
+        + ("timm_model_name",),
+        "without effect": ("n_queries", "attn_pooler_heads", "timm_model_pretrained", "timm_pool", "timm_proj")
+        + ("timm_proj_bias", "timm_drop", "timm_drop_path"),
+    },
+    "text_cfg": {
+        "used": ("context_length", "vocab_size", "width", "heads", "layers", "ls_init_value", "hf_tokenizer_name"),
+        "must be off": ("embed_cls", "output_tokens", "hf_model_name"),
+        "without effect": ("pad_id", "hf_model_pretrained", "proj", "pooler_type"),
+    },
+}
+
+
+def _fetch_released(model_id: str, cache_dir: str | None) -> dict | None:
+    """The config of a repo of the released layout; None where the repo is of another kind or out of reach."""
+    try:
+        path = factory.download_pretrained_from_hf(model_id, filename="config.json", cache_dir=cache_dir)
+        return _read_released(Path(path).parent)
+    except ConfigRefused:
+        raise
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def _read_released(folder: Path) -> dict:
-    """`config.json` of a released repo as an `open_clip_config.json`; ValueError if it is another kind of file."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    """`config.json` of a released repo as an `open_clip_config.json`. ValueError if it is another kind of file,
+    ConfigRefused if it asks for something that would be left out."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
     try:
-        vision_cfg, text_cfg = dict(config["vision_cfg"]), dict(config["text_cfg"])
-        layers = {vision_cfg.pop("unc_layers"), text_cfg.pop("unc_layers")}
-        model_cfg = {"embed_dim": config["embed_dim"], "vision_cfg": vision_cfg, "text_cfg": text_cfg}
+        layers = {config[tower]["unc_layers"] for tower in RELEASED_TOWERS}
+        model_cfg: dict[str, Any] = {"embed_dim": config["embed_dim"]}
     except (KeyError, TypeError) as error:
-        raise ValueError(
-            f"{folder / 'config.json'} is not the config of a released PCME++ model: no {error}."
-        ) from None
+        raise ValueError(f"{path} is not the config of a released PCME++ model: no {error}.") from None
     if len(layers) != 1:
-        raise ValueError(f"{folder / 'config.json'}: unc_layers differ between the towers, which is not supported.")
+        raise ConfigRefused(f"{path}: unc_layers differ between the towers, which is not supported.")
+    for key, value in config.items():
+        if key not in RELEASED_KEYS or (key == "cast_dtype" and value is not None):
+            raise ConfigRefused(f"{path} has '{key}': {json.dumps(value)[:40]}, which is not supported.")
+    if not isinstance(config.get("quick_gelu", False), bool):
+        raise ConfigRefused(f"{path}: quick_gelu must be true or false, not {json.dumps(config['quick_gelu'])[:40]}.")
+    model_cfg["quick_gelu"] = config.get("quick_gelu", False)
+    for tower in RELEASED_TOWERS:
+        model_cfg[tower] = _released_tower(config[tower], tower, path)
     model_cfg["pcmepp_cfg"] = {"head_layers": layers.pop(), "init_logvar_bias": None}
     logging.info("%s: released PCME++ layout, read as an open_clip config", folder)
     return {"model_cfg": model_cfg, "preprocess_cfg": {}}
+
+
+def _released_tower(block: dict, tower: str, path: Path) -> dict:
+    keys = RELEASED_TOWERS[tower]
+    for key, value in block.items():
+        off = key in keys["must be off"] and not value
+        if not (off or key == "unc_layers" or key in keys["used"] or key in keys["without effect"]):
+            raise ConfigRefused(f"{path} has {tower}.{key}: {json.dumps(value)[:40]}, which is not supported.")
+    return {key: block[key] for key in keys["used"] if key in block}
