@@ -154,7 +154,8 @@ def main() -> None:
     torch.manual_seed(args.seed)
     model = pp.PCMEppCLIP(**config, output_dict=True)
     cfg = PCMEppCfg.parse(block)
-    weights = {key: getattr(cfg, key) for key in ("contrastive_weight", "match_weight", "vib_weight", "pp_weight", "reduction")}
+    terms = ("contrastive_weight", "match_weight", "vib_weight", "pp_weight", "reduction")
+    weights = {key: getattr(cfg, key) for key in terms}
     loss = pp.PCMEppLoss(**weights)
     start = time.monotonic()
     row: dict[str, Any] = {}

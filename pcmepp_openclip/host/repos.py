@@ -168,17 +168,32 @@ def _read_json(path: Path) -> Any:
 RELEASED_KEYS = ("embed_dim", "vision_cfg", "text_cfg", "quick_gelu", "cast_dtype", "output_dict")
 RELEASED_TOWERS = {
     "vision_cfg": {
-        "used": ("layers", "width", "head_width", "mlp_ratio", "patch_size", "image_size", "ls_init_value")
-        + ("patch_dropout",),
-        "must be off": ("input_patchnorm", "global_average_pool", "attentional_pool", "output_tokens")
-        + ("timm_model_name",),
-        "without effect": ("n_queries", "attn_pooler_heads", "timm_model_pretrained", "timm_pool", "timm_proj")
-        + ("timm_proj_bias", "timm_drop", "timm_drop_path"),
+        "used": [
+            "layers",
+            "width",
+            "head_width",
+            "mlp_ratio",
+            "patch_size",
+            "image_size",
+            "ls_init_value",
+            "patch_dropout",
+        ],
+        "must be off": [
+            "input_patchnorm",
+            "global_average_pool",
+            "attentional_pool",
+            "output_tokens",
+            "timm_model_name",
+        ],
+        "without effect": [
+            *("n_queries", "attn_pooler_heads", "timm_model_pretrained", "timm_pool"),
+            *("timm_proj", "timm_proj_bias", "timm_drop", "timm_drop_path"),
+        ],
     },
     "text_cfg": {
-        "used": ("context_length", "vocab_size", "width", "heads", "layers", "ls_init_value", "hf_tokenizer_name"),
-        "must be off": ("embed_cls", "output_tokens", "hf_model_name"),
-        "without effect": ("pad_id", "hf_model_pretrained", "proj", "pooler_type"),
+        "used": ["context_length", "vocab_size", "width", "heads", "layers", "ls_init_value", "hf_tokenizer_name"],
+        "must be off": ["embed_cls", "output_tokens", "hf_model_name"],
+        "without effect": ["pad_id", "hf_model_pretrained", "proj", "pooler_type"],
     },
 }
 
