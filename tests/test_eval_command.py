@@ -1,6 +1,7 @@
 """`pcmepp eval` as a user runs it: its numbers against the model itself, stops, ranks, plain models, mistakes."""
 
 import io
+import itertools
 import json
 import shutil
 import sys
@@ -69,9 +70,13 @@ def test_retrieval_numbers_are_those_of_the_model(results):
     got = results["retrieval"]["scenes"]
     assert (got["images"], got["captions"]) == (48, 144)
     assert {name: got["metrics"][name] for name in expected} == pytest.approx(expected, abs=1e-6)
-    for name in ("images/condition=round/AUROC", "captions/matches_Spearman", "captions/true_R@1/miss_AUROC"):
+    for name in ("images/condition=round/AUROC", "captions/matches_Spearman", "captions/csd_true_R@1/miss_AUROC"):
         assert 0 <= abs(got["metrics"][name]) <= 1
-    assert sum(number for *_, number in got["bins"]["captions/R@1"]) == 144
+    assert sum(number for *_, number in got["bins"]["captions/csd_R@1"]) == 144
+    for distance, what in itertools.product(("mean", "csd"), ("R@1", "true_R@1")):  # one rule for ties, one number
+        for side, direction in (("images", "image_to_text"), ("captions", "text_to_image")):
+            one, other = f"{distance}/{direction}_{what}", f"{side}/{distance}_{what}/hits_of_all"
+            assert got["metrics"][one] == pytest.approx(got["metrics"][other]), one
 
 
 def test_zeroshot_numbers_are_those_of_the_model(results):

@@ -1,6 +1,7 @@
 """Retrieval metrics against a sort and the definitions, pair by pair."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,16 @@ from helpers import slow_csd
 
 from pcmepp_openclip import Gaussian
 from pcmepp_openclip.evaluation import coco
-from pcmepp_openclip.evaluation.retrieval import DISTANCES, confidence, first_hit, invert, nearest, product, retrieval
+from pcmepp_openclip.evaluation.retrieval import (
+    DISTANCES,
+    confidence,
+    first_hit,
+    invert,
+    nearest,
+    product,
+    retrieval,
+    top_k,
+)
 
 IMAGES, TEXTS = 23, 61
 
@@ -112,6 +122,28 @@ def test_a_collapsed_model_finds_what_chance_finds():
         assert 0.4 < got["mean/text_to_image_R-Precision"] < 0.6
 
 
+@pytest.mark.parametrize("k", [1, 2, 7, 40, 50])
+def test_top_k_is_the_start_of_a_stable_sort(k):
+    score = torch.randint(6, (200, 40), generator=torch.Generator().manual_seed(k)).float()
+    assert torch.equal(top_k(score, k), score.argsort(dim=1, descending=True, stable=True)[:, :k])
+
+
+@pytest.mark.parametrize("unique, copies", [(60, 31), (3, 4)])  # a product rounds the last columns in its own way
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_equal_items_tie_and_ties_do_not_depend_on_k(distance, unique, copies):
+    """A gallery with copies of its items, against a stable sort in the order that breaks ties."""
+    queries, few, size = gaussians(50), gaussians(unique, seed=1), unique + copies
+    g = torch.Generator().manual_seed(2)
+    rows = torch.cat([torch.arange(unique), torch.randint(unique, (copies,), generator=g)])
+    rows = rows[torch.randperm(size, generator=g)]
+    gallery = Gaussian(few.mean[rows], few.logvar[rows])
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(0))  # the fixed random order
+    exact = slow_distance(queries, few, distance)[:, rows][:, order]
+    expected = order[exact.argsort(dim=1, stable=True)]
+    for k in (1, 5, 10, size):
+        assert torch.equal(torch.cat(list(nearest(queries, gallery, distance, k, chunk=1000))), expected[:, :k])
+
+
 def test_points_are_gaussians_of_variance_zero(case):
     images, texts, image_of_text, _ = case
     bare = [Gaussian(x.mean, torch.full_like(x.logvar, float("-inf"))) for x in (images, texts)]
@@ -125,7 +157,7 @@ def test_first_hit_and_confidence(case):
     cosine = texts.mean @ images.mean.T
     nearest_image = cosine.argmax(dim=1).tolist()
     expected = [float(found in right) for found, right in zip(nearest_image, matches, strict=True)]
-    assert first_hit(texts, images, matches).tolist() == expected
+    assert first_hit(texts, images, matches, "mean").tolist() == expected
     for chunk in (1, 10**6):
         sure = confidence(texts, images, 20.0, chunk)
         assert torch.allclose(sure, (20 * cosine).softmax(dim=1).max(dim=1).values)
@@ -156,8 +188,28 @@ def test_coco_through_the_package(case):
         expected = package.compute_all_metrics(i2t, t2i, target_metrics=wanted, Ks=(1, 5, 10))
         own = {name.partition("/")[2]: value for name, value in got.items() if name.startswith(distance + "/")}
         flat = {f"{name}_{side}": value for name, sides in expected.items() for side, value in sides.items()}
-        assert own == pytest.approx(flat) and len(own) == 24
+        for size in ("1k", "5k"):
+            flat[f"coco_{size}_rsum"] = 100 * sum(v for key, v in flat.items() if key.startswith(f"coco_{size}_r"))
+        assert own == pytest.approx(flat) and len(own) == 26
         assert 0.05 < own["coco_5k_r1_i2t"] < 0.95 and own["coco_1k_r1_i2t"] > own["coco_5k_r1_i2t"]
+
+
+def test_the_paper_s_uncertainty_bins_are_of_coco_1k_by_csd():
+    """On five folds of 30 images, against a sort within each fold."""
+    images, image_of_text = gaussians(150, dim=8, spread=2.0), [i // 5 for i in range(750)]
+    noise = gaussians(750, dim=8, seed=1, spread=2.0)
+    texts = Gaussian(F.normalize(images.mean[image_of_text] + noise.mean, dim=-1), noise.logvar)
+    package = SimpleNamespace(coco_ids=torch.arange(1000, 1750).numpy())
+    by_image, by_text = coco.first_hits_1k(images, texts, range(1000, 1750), image_of_text, "csd", package)
+    matrix = slow_distance(images, texts, "csd")
+    for i in range(150):
+        first = i // 30 * 150
+        assert by_image[i] == (image_of_text[first + int(matrix[i, first : first + 150].argmin())] == i)
+    for j in range(750):
+        first = j // 150 * 30
+        assert by_text[j] == (first + int(matrix[first : first + 30, j].argmin()) == j // 5)
+    assert 0.1 < by_text.mean() < by_image.mean() < 0.95
+    assert first_hit(images, texts, invert([[i] for i in image_of_text], 150), "csd").mean() < by_image.mean()
 
 
 def test_coco_that_is_not_the_test_split():

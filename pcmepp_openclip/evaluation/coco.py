@@ -1,7 +1,8 @@
 """COCO captions by the numbers that papers give: 1K and 5K, CrissCrossed Captions (CxC), and ECCV Caption.
 
 The matches of CxC and ECCV Caption come with the `eccv_caption` package, by COCO's own numbers of images and captions;
-it computes them and 5K from the nearest items. 1K is the mean of five folds of 1,000 images, as it has them.
+it computes them and 5K from the nearest items. 1K is the mean of five folds of 1,000 images, as it has them. RSUM is
+the sum of the six R@k in per cent; the one of the paper's tables is of 1K.
 """
 
 import warnings
@@ -9,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..gaussian import Gaussian
 from .retrieval import DISTANCES, KS, hits, invert, nearest, recalls
@@ -46,19 +48,25 @@ def coco(
     distances: Sequence[str] = DISTANCES,
     package: Any = None,
 ) -> Iterator[tuple[str, float]]:
-    """Yields names like "csd/coco_5k_r1_i2t", "mean/eccv_map_at_r_t2i", as the package calls them."""
+    """Yields names like "csd/coco_5k_r1_i2t", "mean/eccv_map_at_r_t2i", as the package calls them, and
+    "csd/coco_1k_rsum", "csd/coco_5k_rsum"."""
     package = package or metrics()
     check(package, image_ids, caption_ids)
     for distance in distances:
         i2t = _by_ids(images, texts, image_ids, caption_ids, distance)
         t2i = _by_ids(texts, images, caption_ids, image_ids, distance)
         wanted = ("coco_5k_recalls", "cxc_recalls", "eccv_r1", "eccv_map_at_r", "eccv_rprecision")
-        for name, values in package.compute_all_metrics(i2t, t2i, target_metrics=wanted, Ks=KS).items():
-            for direction, value in values.items():
-                yield f"{distance}/{name}_{direction}", float(value)
+        found = {
+            f"{name}_{direction}": float(value)
+            for name, values in package.compute_all_metrics(i2t, t2i, target_metrics=wanted, Ks=KS).items()
+            for direction, value in values.items()
+        }
         folds = _folds(package, caption_ids)
-        for name, value in coco_1k(images, texts, image_of_text, folds, distance):
-            yield f"{distance}/coco_1k_{name}", value
+        found |= {f"coco_1k_{name}": v for name, v in coco_1k(images, texts, image_of_text, folds, distance)}
+        for size in ("1k", "5k"):
+            recall = [found[f"coco_{size}_r{k}_{direction}"] for k in KS for direction in ("i2t", "t2i")]
+            found[f"coco_{size}_rsum"] = 100 * sum(recall)
+        yield from ((f"{distance}/{name}", value) for name, value in found.items())
 
 
 def coco_1k(
@@ -66,18 +74,49 @@ def coco_1k(
 ) -> Iterator[tuple[str, float]]:
     """The mean over folds of R@k among the fold's own images and captions; a fold is the numbers of its captions."""
     totals: dict[str, float] = {}
+    for direction, _, hit_nK in _by_fold(images, texts, image_of_text, folds, distance, max(KS)):
+        for name, value in recalls(hit_nK):
+            key = f"{name.lower().replace('@', '')}_{direction}"
+            totals[key] = totals.get(key, 0.0) + value / len(folds)
+    yield from totals.items()
+
+
+def first_hits_1k(
+    images: Gaussian,
+    texts: Gaussian,
+    caption_ids: Sequence[int],
+    image_of_text: Sequence[int],
+    distance: str,
+    package: Any = None,
+) -> tuple[Tensor, Tensor]:
+    """Whether each image, and each caption, finds a partner first among the 1,000 images of its fold, [N] and [M] of
+    0 and 1. The paper holds the uncertainty against this, by CSD."""
+    hit = {"i2t": torch.zeros(len(images.mean)), "t2i": torch.zeros(len(texts.mean))}
+    folds = _folds(package or metrics(), caption_ids)
+    for direction, numbers, hit_n1 in _by_fold(images, texts, image_of_text, folds, distance, 1):
+        hit[direction][numbers] = hit_n1[:, 0].float()
+    return hit["i2t"], hit["t2i"]
+
+
+def _by_fold(
+    images: Gaussian,
+    texts: Gaussian,
+    image_of_text: Sequence[int],
+    folds: Sequence[Sequence[int]],
+    distance: str,
+    k: int,
+) -> Iterator[tuple[str, list[int], Tensor]]:
+    """(direction, numbers of the queries, whether each of their k nearest items is right) of each fold."""
     for fold in folds:
         own = sorted({image_of_text[i] for i in fold})
         place = {image: i for i, image in enumerate(own)}
         pairs = [[place[image_of_text[i]]] for i in fold]
         fold_images, fold_texts = _rows(images, own), _rows(texts, fold)
-        both = (("i2t", fold_images, fold_texts, invert(pairs, len(own))), ("t2i", fold_texts, fold_images, pairs))
-        for direction, query, gallery, matches in both:
-            top = torch.cat(list(nearest(query, gallery, distance, max(KS))))
-            for name, value in recalls(hits(top, matches)):
-                key = f"{name.lower().replace('@', '')}_{direction}"
-                totals[key] = totals.get(key, 0.0) + value / len(folds)
-    yield from totals.items()
+        for direction, numbers, query, gallery, matches in (
+            ("i2t", own, fold_images, fold_texts, invert(pairs, len(own))),
+            ("t2i", list(fold), fold_texts, fold_images, pairs),
+        ):
+            yield direction, numbers, hits(torch.cat(list(nearest(query, gallery, distance, k))), matches)
 
 
 def _folds(package: Any, caption_ids: Sequence[int]) -> list[list[int]]:

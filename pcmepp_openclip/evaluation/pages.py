@@ -14,7 +14,7 @@ from .retrieval import DISTANCES
 from .tasks import Outcome, Side
 
 EXTREMES = 8  # the most and the least uncertain samples that are shown
-COLOURS = ("#2a8c86", "#c8742c", "#7a68b3")  # readable on light and on dark
+COLOURS = ("#2a8c86", "#c8742c", "#7a68b3", "#b3456b", "#6b8e23")  # readable on light and on dark
 
 RETRIEVAL = (
     "R@k is the share of queries whose own partner is among the first k; mAP@R and R-Precision count all right answers"
@@ -28,7 +28,8 @@ has seen these images, without their classes. "chosen_on_validation", "best_K_a_
 UNCERTAINTY = """\
 The uncertainty of a sample is the sum of its variances. It has no unit: compare within one model. "bin_correlation" is
 over 10 bins of equal size, -1 where hits fall steadily with uncertainty; "miss_AUROC" is how often a miss is more
-uncertain than a hit, 0.5 by chance. Neither sign is given by the method."""
+uncertain than a hit, 0.5 by chance. Neither sign is given by the method. A column says what counts as a hit: by which
+distance the own partner, or anything that truly fits, comes first; "coco 1k csd R@1" is the one of the paper."""
 
 
 def sections(outcomes: Sequence[Outcome]) -> Iterator[Section]:

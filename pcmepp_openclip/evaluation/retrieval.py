@@ -43,18 +43,41 @@ def product(query: Gaussian, gallery: Gaussian, distance: str) -> Product:
 def nearest(query: Gaussian, gallery: Gaussian, distance: str, k: int, chunk: int = 2**23) -> Iterator[Tensor]:
     """The numbers of the k nearest items, [n, k], nearest first, for chunks of queries in order.
 
-    Ties are broken by a fixed random order of the gallery, never by the order in which right answers lie: a model
-    that maps everything to one point finds as much as chance does.
+    Ties are broken by a fixed random order of the gallery, whatever k is, and never by the order in which right
+    answers lie: a model that maps everything to one point finds as much as chance does. Equal items always tie: their
+    score is computed once.
     """
     order_M = torch.randperm(len(gallery.mean), generator=torch.Generator().manual_seed(0))
-    query_NE, gallery_ME, offset_M = product(query, gallery, distance)
-    gallery_ME, offset_M = gallery_ME[order_M], None if offset_M is None else offset_M[order_M]
-    step = max(1, chunk // len(gallery_ME))
+    keys_U, place_M = gallery.keys.unique(return_inverse=True)
+    if len(keys_U) == len(order_M):
+        rows, expand_M = order_M, None
+    else:
+        rows = torch.empty_like(keys_U).index_copy_(0, place_M, torch.arange(len(place_M)))  # any of the equal ones
+        expand_M = place_M[order_M]
+    query_NE, gallery_UE, offset_U = product(query, Gaussian(gallery.mean[rows], gallery.logvar[rows]), distance)
+    step = max(1, chunk // len(order_M))
     for start in range(0, len(query_NE), step):
-        score_nM = query_NE[start : start + step] @ gallery_ME.T
-        if offset_M is not None:
-            score_nM -= offset_M
-        yield order_M[score_nM.topk(min(k, score_nM.shape[1]), dim=1).indices]
+        score_nU = query_NE[start : start + step] @ gallery_UE.T
+        if offset_U is not None:
+            score_nU -= offset_U
+        score_nM = score_nU if expand_M is None else score_nU[:, expand_M]
+        yield order_M[top_k(score_nM, k)]
+
+
+def top_k(score_nM: Tensor, k: int) -> Tensor:
+    """The places of the k highest scores, [n, k], the highest first and equal ones in order of place.
+
+    That is the start of a stable sort, and so that of a larger k begins with that of a smaller one, which
+    `torch.topk` does not promise."""
+    k = min(k, score_nM.shape[1])
+    value_nk, place_nk = score_nM.topk(k, dim=1)
+    place_nk, by_place = place_nk.sort(dim=1)
+    by_value = value_nk.gather(1, by_place).argsort(dim=1, descending=True, stable=True)
+    place_nk = place_nk.gather(1, by_value)
+    cut_n = (score_nM >= value_nk[:, -1:]).sum(dim=1) > k  # of some equal scores, not all are among the first k
+    if cut_n.any():
+        place_nk[cut_n] = score_nM[cut_n].argsort(dim=1, descending=True, stable=True)[:, :k]
+    return place_nk
 
 
 def hits(top_nK: Tensor, matches: Matches) -> Tensor:
@@ -91,8 +114,8 @@ def invert(matches: Matches, count: int) -> list[list[int]]:
     return inverse
 
 
-def first_hit(query: Gaussian, gallery: Gaussian, matches: Matches, distance: str = "mean") -> Tensor:
-    """Whether the nearest item is a right one, [N] of 0 and 1: what uncertainty is held against."""
+def first_hit(query: Gaussian, gallery: Gaussian, matches: Matches, distance: str) -> Tensor:
+    """Whether the nearest item is a right one, [N] of 0 and 1: what uncertainty is held against. Its mean is R@1."""
     top_N1 = torch.cat(list(nearest(query, gallery, distance, 1)))
     return hits(top_N1, matches)[:, 0].float()
 

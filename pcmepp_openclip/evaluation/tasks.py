@@ -19,6 +19,7 @@ from .encode import Encoder
 from .retrieval import DISTANCES, confidence, first_hit, invert, retrieval
 from .zeroshot import predict, weighted, zeroshot
 
+HIT_BY = ("mean", "csd")  # the distances by which what comes first is held against the uncertainty
 STANDARD_PROMPT = "a photo of a {c}."
 
 
@@ -64,17 +65,27 @@ def on_captions(encoder: Encoder, name: str, data: Captioned, rank: int = 0) -> 
         return None
     pairs = [[i] for i in data.image_of_caption]
     right = {"R@1": pairs, **({"true_R@1": data.images_of_caption} if data.images_of_caption else {})}
+    distances = DISTANCES if encoder.probabilistic else DISTANCES[:1]
     sides = []
     for kind, query, gallery in (("images", images, texts), ("captions", texts, images)):
         hits = {}
         for what, matches in right.items():
-            hits[what] = first_hit(query, gallery, invert(matches, len(data.images)) if kind == "images" else matches)
+            by_query = invert(matches, len(data.images)) if kind == "images" else matches
+            for distance in (distance for distance in distances if distance in HIT_BY):
+                hits[f"{distance}_{what}"] = first_hit(query, gallery, by_query, distance)
         sides.append(Side(kind, query.uncertainty, hits, confidence(query, gallery, encoder.scale)))
-    distances = DISTANCES if encoder.probabilistic else DISTANCES[:1]
     metrics = dict(retrieval(images, texts, data.image_of_caption, data.images_of_caption, distances))
     if data.coco_images is not None:
         assert data.coco_captions is not None
-        metrics |= coco.coco(images, texts, data.coco_images, data.coco_captions, data.image_of_caption, distances)
+        package, own = coco.metrics(), data.image_of_caption
+        for distance in distances:
+            del metrics[f"{distance}/RSUM"]  # COCO has two, of 1K and of 5K, which have their own names
+        metrics |= coco.coco(images, texts, data.coco_images, data.coco_captions, own, distances, package)
+        if encoder.probabilistic:
+            for side, hit in zip(
+                sides, coco.first_hits_1k(images, texts, data.coco_captions, own, "csd", package), strict=True
+            ):
+                side.hits["coco_1k_csd_R@1"] = hit
     metrics |= _of_sides(encoder, sides)
     if encoder.probabilistic:
         metrics |= {f"images/{k}": v for k, v in uncertainty.against_facts(images.uncertainty, data.facts)}

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..gaussian import Gaussian
 from .bprw import prompt_weights
+from .retrieval import top_k
 
 TOP_KS = (1, 2, 5, 10, 20, 40)
 NEIGHBOURS = 10
@@ -25,9 +26,9 @@ def weighted(prompts_CTD: Gaussian, weight_CT: Tensor) -> Tensor:
 
 
 def predict(images_ND: Tensor, classifier_CD: Tensor, k: int = 1, offset_C: Tensor | None = None) -> Tensor:
-    """The numbers of the k most similar classes, [N, k], in chunks of images."""
+    """The numbers of the k most similar classes, [N, k], in chunks of images; of equal ones the first in the list."""
     offset = 0 if offset_C is None else offset_C
-    return torch.cat([(part @ classifier_CD.T - offset).topk(k, dim=1).indices for part in images_ND.split(4096)])
+    return torch.cat([top_k(part @ classifier_CD.T - offset, k) for part in images_ND.split(4096)])
 
 
 def accuracy(images_ND: Tensor, labels_N: Tensor, classifier_CD: Tensor) -> float:
@@ -125,7 +126,7 @@ def zeroshot(
         yield "top_K_chosen_on_validation", by_ks(torch.full((classes,), k_all))
         yield "best_K_a_class", by_ks(k_C)
         yield "bprw", by(prompt_weights(prompts_CTD, known, [known_labels == c for c in range(classes)]))
-    nearest_CN = (everything_CD @ images_ND.T).topk(min(NEIGHBOURS, len(images_ND)), dim=1).indices
+    nearest_CN = top_k(everything_CD @ images_ND.T, NEIGHBOURS)
     yield "bprw_unlabelled", by(prompt_weights(prompts_CTD, images, list(nearest_CN)))
     _, k_C, right_C = best_ks(prompts_CTD, images_ND, labels_N)
     yield "oracle_best_K_a_class", by_ks(k_C)
