@@ -36,8 +36,8 @@ def retrieval_metrics(
     images: Gaussian, texts: Gaussian, bins: dict[str, list[list[float]]] | None = None
 ) -> Iterator[tuple[str, float]]:
     """R@1, 5, 10, median and mean rank in both directions, by the mean (open_clip's names) and by CSD (`csd_`), and
-    the correlation of a query's uncertainty with R@1 over 10 bins of equal size (-1: the uncertain ones fail).
-    `bins`, if given, receives the [uncertainties, R@1] of these bins by direction."""
+    for each the correlation of a query's uncertainty with R@1 over 10 bins of equal size (-1: the uncertain ones
+    fail); the paper's is the one by CSD. `bins`, if given, receives the [uncertainties, R@1] of these bins."""
     for name, query, gallery in (("image_to_text", images, texts), ("text_to_image", texts, images)):
         by_distance = ranks(query, gallery)
         for distance, prefix in (("mean", ""), ("csd", "csd_")):
@@ -46,10 +46,10 @@ def retrieval_metrics(
             yield f"{prefix}{name}_median_rank", rank.floor().median().item() + 1
             for k in (1, 5, 10):
                 yield f"{prefix}{name}_R@{k}", (rank < k).float().mean().item()
-        hit = (by_distance["mean"] < 1).float()
-        if bins is not None:
-            bins[name] = [values.tolist() for values in binned(query.uncertainty, hit)]
-        yield f"{name}_uncertainty_R@1_correlation", bin_correlation(query.uncertainty, hit)
+            hit = (rank < 1).float()
+            if bins is not None:
+                bins[f"{prefix}{name}"] = [values.tolist() for values in binned(query.uncertainty, hit)]
+            yield f"{prefix}{name}_uncertainty_R@1_correlation", bin_correlation(query.uncertainty, hit)
 
 
 def binned(uncertainty_N: Tensor, hit_N: Tensor, bins: int = 10) -> tuple[Tensor, Tensor]:

@@ -38,7 +38,9 @@ def case():
     fits = torch.rand(50, 20, generator=generator) < 0.3
     fits[torch.arange(50), own] = True
     condition = [("clean", "blurred", "covered")[i % 3] for i in range(20)]
-    return gaussians(20), gaussians(50), m.Truth(fits, own, torch.arange(50), 1 + torch.arange(20) % 2, condition)
+    images, texts = gaussians(20), gaussians(50)
+    texts = Gaussian(torch.nn.functional.normalize(texts.mean + images.mean[own], dim=1), texts.logvar)
+    return images, texts, m.Truth(fits, own, torch.arange(50), 1 + torch.arange(20) % 2, condition)
 
 
 def test_against_plain_loops_and_scipy(case):
@@ -54,6 +56,9 @@ def test_against_plain_loops_and_scipy(case):
     first = cosine.argmax(dim=1)
     assert numbers["text_to_image_own_R@1"] == pytest.approx((first == truth.own_M).float().mean().item())
     assert numbers["text_to_image_true_R@1"] == pytest.approx(truth.fits_MN[range(50), first].float().mean().item())
+    hit = (distance.argmax(dim=1) == truth.own_M).float()
+    shares = [hit[part].mean() for part in texts.uncertainty.argsort().tensor_split(10)]
+    assert numbers["text_to_image_csd_bins"] == pytest.approx(np.corrcoef(range(10), shares)[0, 1], abs=1e-5)
     first = cosine.argmax(dim=0)
     assert numbers["image_to_text_own_R@1"] == pytest.approx((truth.own_M[first] == torch.arange(20)).float().mean())
     number = truth.fits_MN.sum(dim=1)
@@ -97,6 +102,16 @@ def test_ties():
     score = torch.tensor([[1.0, 1.0, 0.0]])
     assert m.first_is(score, torch.tensor([[False, True, False]])).tolist() == [0.5]
     assert m.first_is(score, torch.tensor([[False, False, True]])).tolist() == [0]
+
+
+def test_a_wording_counts_once_in_the_rank_correlation(case):
+    images, texts, truth = case
+    wording = torch.arange(50) % 30  # the last 20 captions repeat the first
+    texts, fits = Gaussian(texts.mean[wording], texts.logvar[wording]), truth.fits_MN[wording]
+    numbers = dict(m.measure(images, texts, m.Truth(fits, truth.own_M, wording, truth.things_N, truth.condition_N)))
+    each = stats.spearmanr(texts.uncertainty[:30], fits[:30].sum(dim=1))[0]
+    assert numbers["caption_uncertainty_spearman"] == pytest.approx(each)
+    assert abs(stats.spearmanr(texts.uncertainty, fits.sum(dim=1))[0] - each) > 0.01
 
 
 def test_captions_of_the_same_words_are_one(case):

@@ -46,6 +46,22 @@ def test_metrics_by_hand():
     assert metrics["image_to_text_median_rank"] == 2  # with 0 and two ties at 1.5, floored
 
 
+def test_uncertainty_is_held_against_what_each_distance_finds():
+    images, texts = gaussians(200, 6, 0), gaussians(200, 6, 1)
+    texts = Gaussian(F.normalize(images.mean + 0.4 * texts.mean, dim=-1), texts.logvar)
+    bins = {}
+    metrics = dict(retrieval_metrics(images, texts, bins))
+    for prefix, matrix in (("", -images.mean @ texts.mean.T), ("csd_", csd(images, texts))):
+        sides = ("image_to_text", images.uncertainty, matrix), ("text_to_image", texts.uncertainty, matrix.T)
+        for name, unc, own in sides:
+            hit = (own.argmin(dim=1) == torch.arange(200)).float()
+            shares = [hit[part].mean().item() for part in unc.argsort().tensor_split(10)]
+            assert bins[f"{prefix}{name}"][1] == pytest.approx(shares)
+            expected = torch.corrcoef(torch.tensor([list(range(10)), shares]))[0, 1].item()
+            assert metrics[f"{prefix}{name}_uncertainty_R@1_correlation"] == pytest.approx(expected, abs=1e-5)
+    assert bins["image_to_text"] != bins["csd_image_to_text"]
+
+
 def test_bin_correlation():
     uncertainty = torch.arange(100.0)
     falling = (torch.arange(100) % 10 >= torch.arange(100) // 10).float()  # 10, 9, ... 1 hits of 10 in the bins
@@ -65,7 +81,7 @@ images, texts = (Gaussian(torch.nn.functional.normalize(torch.randn(20_000, 16),
                  for _ in range(2))
 before = peak()
 metrics = dict(retrieval_metrics(images, texts))
-assert len(metrics) == 22, len(metrics)
+assert len(metrics) == 24, len(metrics)
 print(peak() - before)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -64,10 +64,11 @@ def measure(images: Gaussian, texts: Gaussian, truth: Truth) -> Iterator[tuple[s
 
     - `own`: the first item is the one that the query was paired with, as in the paper's and in most R@1. A vague
       caption cannot do that, however good the model; it is the notion under which uncertainty should predict failure.
+      The items are ranked by the mean, in `csd_bins` by CSD, as in the paper.
     - `true`: the first item truly fits the query. "a shape" cannot fail, so that is no measure of its uncertainty.
 
     An image's own captions are all of the same words as one that was written for it. Of items that tie, one is taken
-    to be drawn.
+    to be drawn. The rank correlation of captions counts each wording once.
     """
     fits_MN, own_MN = truth.fits_MN, torch.zeros_like(truth.fits_MN)
     own_MN[torch.arange(len(own_MN)), truth.own_M] = True
@@ -95,8 +96,10 @@ def measure(images: Gaussian, texts: Gaussian, truth: Truth) -> Iterator[tuple[s
         gains.append(by_distance - by_mean)
         yield f"{name}_bins", bin_correlation(query.uncertainty, hit_own)
         yield f"{name}_true_bins", bin_correlation(query.uncertainty, hit_true)
+        yield f"{name}_csd_bins", bin_correlation(query.uncertainty, first_is(by_csd[name], own))
     yield "csd_gain_mAP@R", sum(gains) / 2
-    yield "caption_uncertainty_spearman", spearman(texts.uncertainty, fits_MN.sum(dim=1))
+    each_T = torch.tensor(list({text: i for i, text in enumerate(truth.text_M.tolist())}.values()))
+    yield "caption_uncertainty_spearman", spearman(texts.uncertainty[each_T], fits_MN[each_T].sum(dim=1))
     u_N, things_N = images.uncertainty, truth.things_N
     of = {name: torch.tensor([condition == name for condition in truth.condition_N]) for name in CONDITIONS}
     for condition in CONDITIONS[1:]:
