@@ -6,7 +6,7 @@
 Takes every flag of open_clip_train.main and those listed first here. A plain model (--model ViT-B-32) trains as it
 does in open_clip. A run for a CPU, in seconds:
 
-    pcmepp train --model PCMEpp-tiny --dataset-type synthetic --train-num-samples 64 --batch-size 8 --epochs 1
+    pcmepp train --model PCMEpp-tiny --dataset-type synthetic --train-num-samples 64 --epochs 1 --precision fp32
 """
 
 import argparse
@@ -37,6 +37,7 @@ OVERRIDES = {  # flag: (key of pcmepp_cfg, help)
     "--init-b": ("init_b", "start of b in the matching logit -a d + b"),
     "--init-logvar-bias": ("init_logvar_bias", "start of the bias on the log-variances"),
 }
+SLOW_ON_CPU = ("amp", "fp16", "pure_fp16")  # "amp" is open_clip's default; bfloat16 is fast on many CPUs
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -101,6 +102,12 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> argparse.Namespace:
     _, args.rank, args.world_size = training.world_info_from_env()
     args.world_size = args.dry_run or args.world_size
     if args.rank == 0:
+        if args.precision in SLOW_ON_CPU and not args.dry_run and training.trains_on_cpu(args):
+            print(
+                f"pcmepp train: On a CPU --precision {args.precision} computes in half precision, which can take minutes "
+                "per step: add --precision fp32.",
+                file=sys.stderr,
+            )
         data.check(args)
         pusher.check(args)
     if args.dry_run:

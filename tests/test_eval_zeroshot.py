@@ -132,18 +132,69 @@ def test_a_class_without_validation_images_gets_the_k_for_all(case):
     assert k_C[3] == k_all and right_C[3].isnan()
 
 
-def test_log_likelihood_is_the_expectation(case):
-    """Against torch's own densities at many samples of each image."""
+def test_log_likelihood_is_the_density(case):
+    """Against torch's own."""
     prompts, (images, _), _ = case
-    own, few = Gaussian(prompts.mean[0], prompts.logvar[0]), Gaussian(images.mean[:5], images.logvar[:5])
-    got = bprw.log_likelihood(few, own)
-    torch.manual_seed(0)
-    z = few.mean + (0.5 * few.logvar).exp() * torch.randn(20_000, 5, DIM)
+    own = Gaussian(prompts.mean[0], prompts.logvar[0])
     density = torch.distributions.Normal(own.mean, (own.logvar.exp() + bprw.EPS).sqrt())
-    expected = density.log_prob(z[:, :, None]).sum(-1).mean(0)
-    assert torch.allclose(got.float(), expected, rtol=0.03, atol=0.3)
-    exact = bprw.log_likelihood(Gaussian(few.mean, torch.full_like(few.logvar, -math.inf)), own)
-    assert torch.allclose(exact.float(), density.log_prob(few.mean[:, None]).sum(-1), rtol=1e-4)
+    got = bprw.log_likelihood(images.mean[:5], own)
+    assert torch.allclose(got.float(), density.log_prob(images.mean[:5, None]).sum(-1), rtol=1e-4)
+
+
+def test_samples_are_those_of_the_images(case):
+    _, (images, _), _ = case
+    few = Gaussian(images.mean[:5], images.logvar[:5])
+    points = bprw.draw(few, 20_000, torch.Generator().manual_seed(0)).reshape(5, 20_000, DIM)
+    assert torch.allclose(points.mean(dim=1), few.mean, atol=0.05)
+    assert torch.allclose(points.var(dim=1).log(), few.logvar, atol=0.1)
+
+
+def slow_em(points, means, variances, start, alpha, steps):
+    """EM in fp32 with an S x T x D tensor, as ProLIP's code has it, down to the update."""
+    variances = variances + 0.02
+    pi = start / start.sum()
+    for _ in range(steps):
+        exponent = -0.5 * ((points[:, None] - means) ** 2 / variances).sum(-1)
+        joint = exponent - 0.5 * variances.log().sum(-1) - 0.5 * points.shape[1] * math.log(2 * math.pi) + pi.log()
+        responsibility = (joint - joint.amax(dim=1, keepdim=True)).exp()
+        responsibility /= responsibility.sum(dim=1, keepdim=True)
+        pi = responsibility.sum(dim=0) + alpha - 1
+        pi = pi / pi.sum()
+    return pi
+
+
+@pytest.mark.parametrize("setting, expected", [(bprw.FEW_SHOT, (5, 20, 2)), (bprw.NEIGHBOURS, (10, 10, 5))])
+def test_bprw_is_that_of_prolip(case, setting, expected):
+    """With the images per class, samples per image and alpha of the paper's table 3, on the same samples."""
+    assert (setting.images, setting.samples, setting.alpha) == expected
+    prompts, (images, _), _ = case
+    chosen = [torch.arange(c, IMAGES, CLASSES) for c in range(CLASSES)]
+    got = bprw.prompt_weights(prompts, images, chosen, setting)
+    torch.manual_seed(0)
+    for c in range(CLASSES):
+        mean, logvar = (x[chosen[c]][: setting.images] for x in images)
+        noise = torch.randn(len(mean), setting.samples, DIM)
+        points = (noise * (logvar / 2).exp()[:, None] + mean[:, None]).reshape(-1, DIM)
+        variances = prompts.logvar[c].exp()
+        slow = slow_em(points, prompts.mean[c], variances, 1 / variances.mean(dim=1), setting.alpha, 1000)
+        assert (got[c] - slow).abs().max() < 4e-4
+    assert torch.allclose(got.sum(dim=1), torch.ones(CLASSES))
+
+
+def test_bprw_s_classifier_is_the_plain_sum_of_the_prompts(case):
+    prompts, (images, labels), (known, known_labels) = case
+    got = dict(zeroshot(images, labels, prompts, validation=(known, known_labels)))
+    labelled = [torch.tensor([i for i, label in enumerate(known_labels) if label == c]) for c in range(CLASSES)]
+    centre = F.normalize(prompts.mean.mean(dim=1), dim=-1)
+    nearest = [(centre[c] @ images.mean.T).argsort(descending=True)[:10] for c in range(CLASSES)]
+    for name, by, chosen, setting in (
+        ("bprw", known, labelled, bprw.FEW_SHOT),
+        ("bprw_unlabelled", images, nearest, bprw.NEIGHBOURS),
+    ):
+        weights = bprw.prompt_weights(prompts, by, chosen, setting)
+        classifier = [sum(weights[c, t] * prompts.mean[c, t] for t in range(PROMPTS)) for c in range(CLASSES)]
+        right = [int(max(range(CLASSES), key=lambda c: image @ classifier[c])) for image in images.mean]
+        assert got[name] == pytest.approx(sum(a == b for a, b in zip(right, labels, strict=True)) / len(labels))
 
 
 def test_em_against_the_update_by_hand():
@@ -154,8 +205,8 @@ def test_em_against_the_update_by_hand():
         r = [[p * x for p, x in zip(pi, row, strict=True)] for row in likelihood.tolist()]
         r = [[x / sum(row) for x in row] for row in r]
         pi = [(r[0][t] + r[1][t] + 2 - 1) / (2 + 3 * (2 - 1)) for t in range(3)]
-    assert bprw.mixing_proportions(likelihood.log(), start).tolist() == pytest.approx(pi, abs=1e-6)
-    assert bprw.mixing_proportions(torch.zeros(0, 3), start).tolist() == [0.25, 0.5, 0.25]
+    assert bprw.mixing_proportions(likelihood.log(), start, 2.0).tolist() == pytest.approx(pi, abs=1e-6)
+    assert bprw.mixing_proportions(torch.zeros(0, 3), start, 2.0).tolist() == [0.25, 0.5, 0.25]
 
 
 def test_bprw_finds_the_prompts_that_the_images_are_near():
@@ -165,6 +216,6 @@ def test_bprw_finds_the_prompts_that_the_images_are_near():
     images = Gaussian(
         F.normalize(mean[0, [1] * 30] + 0.1 * torch.randn(30, 16, generator=g), dim=-1), torch.full((30, 16), -6.0)
     )
-    (weights,) = bprw.prompt_weights(prompts, images, [torch.arange(30)])
+    (weights,) = bprw.prompt_weights(prompts, images, [torch.arange(30)], bprw.FEW_SHOT)
     assert weights.argmax() == 1 and weights[1] > 0.85 and weights.sum() == pytest.approx(1)
-    assert weights.min() > 0.02  # the prior keeps the others alive
+    assert weights.min() > 0  # the prior keeps the others alive

@@ -130,6 +130,15 @@ def test_what_cannot_work_is_refused_in_one_sentence(run, flags, word):
     assert code == 2 and word in said
 
 
+@pytest.mark.parametrize("precision, said", [("amp", True), ("fp32", False), ("amp_bf16", False)])
+def test_half_precision_on_a_cpu_is_said_at_start(run, capfd, precision, said):
+    """open_clip's default is made for GPUs: on a CPU it looks like a run that hangs."""
+    code, _ = run(precision=precision, samples=16)
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("pcmepp train: ")]
+    assert code == 0 and len(lines) == said
+    assert all(f"--precision {precision}" in line and "--precision fp32" in line for line in lines)
+
+
 def test_help_lists_both_kinds_of_flags(capsys):
     with pytest.raises(SystemExit) as end:
         train.main(["--help"])

@@ -13,16 +13,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..gaussian import Gaussian
-from .bprw import prompt_weights
+from .bprw import FEW_SHOT, NEIGHBOURS, prompt_weights
 from .retrieval import top_k
 
 TOP_KS = (1, 2, 5, 10, 20, 40)
-NEIGHBOURS = 10
+
+
+def weighted_sum(prompts_CTD: Gaussian, weight_CT: Tensor) -> Tensor:
+    """A classifier [C, D]: the sum of each class's prompts with these weights."""
+    return torch.einsum("ctd,ct->cd", prompts_CTD.mean, weight_CT)
 
 
 def weighted(prompts_CTD: Gaussian, weight_CT: Tensor) -> Tensor:
-    """A classifier [C, D]: the mean of each class's prompts with these weights, on the unit sphere."""
-    return F.normalize(torch.einsum("ctd,ct->cd", prompts_CTD.mean, weight_CT), dim=-1)
+    """The same on the unit sphere, as CLIP's classifier is."""
+    return F.normalize(weighted_sum(prompts_CTD, weight_CT), dim=-1)
 
 
 def predict(images_ND: Tensor, classifier_CD: Tensor, k: int = 1, offset_C: Tensor | None = None) -> Tensor:
@@ -86,8 +90,8 @@ def zeroshot(
     oracle_best_accuracy_a_class: each class at the K that is best for it, the others at that K too, averaged: no
         classifier does this. The published 41.82 on ImageNet chose on the test set in one of these two ways.
     certainty_weighted: prompts weighted by 1 / uncertainty.
-    bprw, bprw_unlabelled: Bayesian prompt re-weighting (`bprw.py`) by the validation images of each class, and by the
-        10 test images that are nearest to the class.
+    bprw, bprw_unlabelled: Bayesian prompt re-weighting (`bprw.py`) with ProLIP's two settings: by the first 5
+        validation images of each class, and by the 10 test images that are nearest to the class.
 
     Arguments:
         prompts_CTD: a Gaussian with means and log-variances [C, T, D].
@@ -125,9 +129,12 @@ def zeroshot(
         k_all, k_C, _ = best_ks(prompts_CTD, known.mean, known_labels)
         yield "top_K_chosen_on_validation", by_ks(torch.full((classes,), k_all))
         yield "best_K_a_class", by_ks(k_C)
-        yield "bprw", by(prompt_weights(prompts_CTD, known, [known_labels == c for c in range(classes)]))
-    nearest_CN = top_k(everything_CD @ images_ND.T, NEIGHBOURS)
-    yield "bprw_unlabelled", by(prompt_weights(prompts_CTD, images, list(nearest_CN)))
+        labelled = [(known_labels == c).nonzero()[:, 0] for c in range(classes)]
+        weight_CT = prompt_weights(prompts_CTD, known, labelled, FEW_SHOT)
+        yield "bprw", accuracy(images_ND, labels_N, weighted_sum(prompts_CTD, weight_CT))
+    nearest_CN = top_k(everything_CD @ images_ND.T, NEIGHBOURS.images)
+    weight_CT = prompt_weights(prompts_CTD, images, list(nearest_CN), NEIGHBOURS)
+    yield "bprw_unlabelled", accuracy(images_ND, labels_N, weighted_sum(prompts_CTD, weight_CT))
     _, k_C, right_C = best_ks(prompts_CTD, images_ND, labels_N)
     yield "oracle_best_K_a_class", by_ks(k_C)
     yield "oracle_best_accuracy_a_class", right_C.nanmean().item()

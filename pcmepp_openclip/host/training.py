@@ -26,6 +26,12 @@ stock_get_latest_checkpoint = open_clip_train.main.get_latest_checkpoint
 stock_pt_load = open_clip_train.main.pt_load
 
 
+def trains_on_cpu(args: Any) -> bool:
+    """Whether stock `main` will take the CPU: asked for by --device, or for want of the device that is."""
+    kind = args.device.partition(":")[0]
+    return kind == "cpu" or (kind == "cuda" and not torch.cuda.is_available())
+
+
 @contextlib.contextmanager
 def replaced(module: Any, **names: Any) -> Iterator[None]:
     """The attributes of `module` given by keyword, while the context lasts."""
