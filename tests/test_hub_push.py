@@ -149,7 +149,7 @@ def test_a_private_repo(guarded, push, weights, monkeypatch):
 
 def test_a_dry_run_needs_neither_network_nor_token(hub, trained, push, weights):
     said = push(trained, "me/dry", "--dry-run")
-    assert "open_clip_model.safetensors " in said and "14,4" in said and "## How to load it" in said
+    assert "open_clip_model.safetensors " in said and "14,390," in said and "## How to load it" in said
     assert "mine" in push(weights, "me/dry", "--dry-run")
     assert hub.requests == []
 
