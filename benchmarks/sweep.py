@@ -103,6 +103,7 @@ def truth_of(data: Pairs) -> Truth:
         torch.from_numpy(fitting(data.captions, data.scenes)),
         torch.arange(len(data.captions)) // each,
         data.tokens.unique(dim=0, return_inverse=True)[1],
+        torch.tensor([len(str(caption).split()) for caption in data.captions]),
         torch.tensor([len(scene.things) for scene in data.scenes]),
         [scene.condition for scene in data.scenes],
     )

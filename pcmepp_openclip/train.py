@@ -104,8 +104,8 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> argparse.Namespace:
     if args.rank == 0:
         if args.precision in SLOW_ON_CPU and not args.dry_run and training.trains_on_cpu(args):
             print(
-                f"pcmepp train: On a CPU --precision {args.precision} computes in half precision, which can take minutes "
-                "per step: add --precision fp32.",
+                f"pcmepp train: On a CPU --precision {args.precision} computes in half precision, which can take "
+                "minutes per step: add --precision fp32.",
                 file=sys.stderr,
             )
         data.check(args)

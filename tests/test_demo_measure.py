@@ -1,5 +1,6 @@
 """The demo's numbers, against plain loops, and on cases where they are known."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -40,7 +41,8 @@ def case():
     condition = [("clean", "blurred", "covered")[i % 3] for i in range(20)]
     images, texts = gaussians(20), gaussians(50)
     texts = Gaussian(torch.nn.functional.normalize(texts.mean + images.mean[own], dim=1), texts.logvar)
-    return images, texts, m.Truth(fits, own, torch.arange(50), 1 + torch.arange(20) % 2, condition)
+    words, things = torch.arange(50) % 7, 1 + torch.arange(20) % 2
+    return images, texts, m.Truth(fits, own, torch.arange(50), words, things, condition)
 
 
 def test_against_plain_loops_and_scipy(case):
@@ -63,6 +65,7 @@ def test_against_plain_loops_and_scipy(case):
     assert numbers["image_to_text_own_R@1"] == pytest.approx((truth.own_M[first] == torch.arange(20)).float().mean())
     number = truth.fits_MN.sum(dim=1)
     assert numbers["caption_uncertainty_spearman"] == pytest.approx(stats.spearmanr(texts.uncertainty, number)[0])
+    assert numbers["caption_shortness_spearman"] == pytest.approx(stats.spearmanr(-truth.words_M, number)[0])
     by_condition = {c: images.uncertainty[[x == c for x in truth.condition_N]] for c in ("clean", "blurred")}
     odd = {c: [x == c and i % 2 == 0 for i, x in enumerate(truth.condition_N)] for c in by_condition}
     u = stats.mannwhitneyu(images.uncertainty[odd["blurred"]], images.uncertainty[odd["clean"]]).statistic
@@ -82,11 +85,8 @@ def test_a_model_that_knows_what_it_cannot_know():
     eye[bad] = eye[bad].roll(1, dims=1)  # what cannot be seen is taken for something else
     images = Gaussian(eye, bad.float()[:, None] - 20)
     condition = ["clean" if not b else ("blurred", "covered")[i % 8 == 0] for i, b in enumerate(bad)]
-    numbers = dict(
-        m.measure(
-            images, texts, m.Truth(fits, torch.arange(n), torch.arange(n), 1 + torch.arange(n) // 4 % 2, condition)
-        )
-    )
+    each, things = torch.arange(n), 1 + torch.arange(n) // 4 % 2
+    numbers = dict(m.measure(images, texts, m.Truth(fits, each, each, torch.ones(n), things, condition)))
     assert numbers["caption_uncertainty_spearman"] > 0.99 and numbers["blurred_auroc"] == numbers["covered_auroc"] == 1
     assert numbers["text_to_image_bins"] < -0.3
     assert numbers["text_to_image_true_bins"] > 0.3  # a vague caption finds something true: no failure to predict
@@ -108,7 +108,8 @@ def test_a_wording_counts_once_in_the_rank_correlation(case):
     images, texts, truth = case
     wording = torch.arange(50) % 30  # the last 20 captions repeat the first
     texts, fits = Gaussian(texts.mean[wording], texts.logvar[wording]), truth.fits_MN[wording]
-    numbers = dict(m.measure(images, texts, m.Truth(fits, truth.own_M, wording, truth.things_N, truth.condition_N)))
+    repeated = dataclasses.replace(truth, fits_MN=fits, text_M=wording)
+    numbers = dict(m.measure(images, texts, repeated))
     each = stats.spearmanr(texts.uncertainty[:30], fits[:30].sum(dim=1))[0]
     assert numbers["caption_uncertainty_spearman"] == pytest.approx(each)
     assert abs(stats.spearmanr(texts.uncertainty, fits.sum(dim=1))[0] - each) > 0.01
@@ -123,7 +124,5 @@ def test_captions_of_the_same_words_are_one(case):
     apart = dict(m.measure(*case))["image_to_text_own_R@1"]
     same = torch.arange(50)
     same[1] = 0
-    as_one = dict(
-        m.measure(images, texts, m.Truth(truth.fits_MN, truth.own_M, same, truth.things_N, truth.condition_N))
-    )
+    as_one = dict(m.measure(images, texts, dataclasses.replace(truth, text_M=same)))
     assert as_one["image_to_text_own_R@1"] == pytest.approx(apart + 0.5 / 20)

@@ -99,6 +99,7 @@ def evaluate(args: argparse.Namespace, checkpoint: Path, held_out: HeldOut) -> d
         fits_MN=torch.from_numpy(fitting(held_out.captions, held_out.scenes)),
         own_M=torch.tensor(held_out.own),
         text_M=torch.tensor([wording[str(caption)] for caption in held_out.captions]),
+        words_M=torch.tensor([len(str(caption).split()) for caption in held_out.captions]),
         things_N=torch.tensor([len(scene.things) for scene in held_out.scenes]),
         condition_N=[scene.condition for scene in held_out.scenes],
     )

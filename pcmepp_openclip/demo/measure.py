@@ -25,6 +25,7 @@ class Truth:
         fits_MN: whether a caption is true of an image, bool.
         own_M: the image that a caption was written for, its label in training and in most benchmarks.
         text_M: a number for each wording: captions of the same words are one and the same.
+        words_M: how many words a caption has.
         things_N: how many things an image shows, or would.
         condition_N: "clean", "blurred" or "covered".
     """
@@ -32,6 +33,7 @@ class Truth:
     fits_MN: Tensor
     own_M: Tensor
     text_M: Tensor
+    words_M: Tensor
     things_N: Tensor
     condition_N: list[str]
 
@@ -68,7 +70,8 @@ def measure(images: Gaussian, texts: Gaussian, truth: Truth) -> Iterator[tuple[s
     - `true`: the first item truly fits the query. "a shape" cannot fail, so that is no measure of its uncertainty.
 
     An image's own captions are all of the same words as one that was written for it. Of items that tie, one is taken
-    to be drawn. The rank correlation of captions counts each wording once.
+    to be drawn. The rank correlation of captions counts each wording once; that of a caption's shortness is what no
+    model is needed for.
     """
     fits_MN, own_MN = truth.fits_MN, torch.zeros_like(truth.fits_MN)
     own_MN[torch.arange(len(own_MN)), truth.own_M] = True
@@ -99,7 +102,9 @@ def measure(images: Gaussian, texts: Gaussian, truth: Truth) -> Iterator[tuple[s
         yield f"{name}_csd_bins", bin_correlation(query.uncertainty, first_is(by_csd[name], own))
     yield "csd_gain_mAP@R", sum(gains) / 2
     each_T = torch.tensor(list({text: i for i, text in enumerate(truth.text_M.tolist())}.values()))
-    yield "caption_uncertainty_spearman", spearman(texts.uncertainty[each_T], fits_MN[each_T].sum(dim=1))
+    number_T = fits_MN[each_T].sum(dim=1)
+    yield "caption_uncertainty_spearman", spearman(texts.uncertainty[each_T], number_T)
+    yield "caption_shortness_spearman", spearman(-truth.words_M[each_T], number_T)
     u_N, things_N = images.uncertainty, truth.things_N
     of = {name: torch.tensor([condition == name for condition in truth.condition_N]) for name in CONDITIONS}
     for condition in CONDITIONS[1:]:
