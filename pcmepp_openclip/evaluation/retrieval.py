@@ -70,11 +70,11 @@ def top_k(score_nM: Tensor, k: int) -> Tensor:
     That is the start of a stable sort, and so that of a larger k begins with that of a smaller one, which
     `torch.topk` does not promise."""
     k = min(k, score_nM.shape[1])
-    value_nk, place_nk = score_nM.topk(k, dim=1)
-    place_nk, by_place = place_nk.sort(dim=1)
-    by_value = value_nk.gather(1, by_place).argsort(dim=1, descending=True, stable=True)
+    value, place = score_nM.topk(min(k + 1, score_nM.shape[1]), dim=1)
+    place_nk, by_place = place[:, :k].sort(dim=1)
+    by_value = value[:, :k].gather(1, by_place).argsort(dim=1, descending=True, stable=True)
     place_nk = place_nk.gather(1, by_value)
-    cut_n = (score_nM >= value_nk[:, -1:]).sum(dim=1) > k  # of some equal scores, not all are among the first k
+    cut_n = (value[:, k - 1 : k] == value[:, k:]).any(dim=1)  # of some equal scores, not all are among the first k
     if cut_n.any():
         place_nk[cut_n] = score_nM[cut_n].argsort(dim=1, descending=True, stable=True)[:, :k]
     return place_nk
