@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 
+from . import launcher
 from .errors import RunFailed
 
 COMMANDS = {  # name: (module, what it does)
@@ -54,6 +55,7 @@ def run(argv: list[str]) -> int:
         print(f"pcmepp: there is no command '{argv[0]}'; there are: {', '.join(COMMANDS)}.", file=sys.stderr)
         return 2
     command = importlib.import_module(COMMANDS[argv[0]][0])
+    launcher.hear_ctrl_c()
     try:
         return command.main(argv[1:]) or 0
     except (ValueError, RunFailed) as error:  # said in one sentence; anything else is a bug, and a traceback

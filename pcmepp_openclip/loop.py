@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,6 +60,7 @@ class Loop:
         self.samples_seen = self.steps_per_epoch = 0
         self.saving = False
         self.saver = checkpoints.Saver()
+        self.first_wait: float | None = None  # seconds until the first batch came
         self.unsaved = False  # steps since the last checkpoint
         self.unrecorded = ""  # why the last validation has left no trace
         self.trained = False  # whether an epoch was begun
@@ -156,10 +158,14 @@ class Loop:
             self._save(model, optimizer, scaler, *((epoch + 1, 0) if complete else (epoch, batches)), validated)
 
         def between_steps(batches: Any) -> Iterator[tuple[int, Any]]:
-            iterator = self._waited(batches, f"a batch of epoch {epoch}")
+            stall, since = 60 * self.args.stall_minutes, time.monotonic()
+            # Buffers are filled before an epoch's first batch, which then takes about as long as the first time.
+            longest = START_UP.total_seconds() if self.first_wait is None else max(stall, 10 * self.first_wait)
+            iterator = self._waited(batches, f"a batch of epoch {epoch}", longest, stall)
             try:
                 with kept_from_children():  # the workers are started here
                     head = list(itertools.islice(iterator, 1))
+                self.first_wait = self.first_wait or time.monotonic() - since
                 iterator = itertools.chain(head, iterator)
                 if first and not supports_position:
                     logging.info("Passing over %d batches that were seen before the restart.", first)
@@ -247,8 +253,9 @@ class Loop:
         watch = contextlib.ExitStack()
         if "val" in data:
             limit = START_UP.total_seconds()
-            batches = functools.partial(self._waited, what="a batch of the validation", limit=limit, patience=0.0)
-            watch.enter_context(training.steps(data["val"].dataloader, lambda loader: enumerate(batches(loader))))
+            batches = functools.partial(self._waited, what="a batch of the validation", first=limit, later=limit)
+            steps = lambda loader: enumerate(batches(loader, patience=0.0))  # noqa: E731
+            watch.enter_context(training.steps(data["val"].dataloader, steps))
         try:
             with watch, kept_from_children(), self.waiter.waiting(patience=0.0):
                 metrics = evaluate()
@@ -278,11 +285,11 @@ class Loop:
             line.get("epoch") == epochs for line in record.lines(self.folder / record.VALIDATED, "epoch")
         )
 
-    def _waited(self, batches: Any, what: str, limit: float | None = None, **waiting: Any) -> Iterator[Any]:
-        """Batches of a loader, with a word where they are waited for; StopAsked, or Stalled after the limit."""
-        iterator = None
+    def _waited(self, batches: Any, what: str, first: float, later: float, **waiting: Any) -> Iterator[Any]:
+        """Batches of a loader, with a word where they are waited for; StopAsked, or Stalled after so many seconds for
+        the first batch and for later ones."""
+        iterator, seconds = None, first
         while True:
-            seconds = limit or self.agreement.limit
             try:
                 with self.waiter.waiting(what, seconds, **waiting):
                     iterator = iterator or iter(batches)
@@ -294,6 +301,7 @@ class Loop:
                 ) from None
             if batch is END:
                 return
+            seconds = later
             yield batch
 
     def _stop(self, save: Callable[[], None], step: int) -> NoReturn:

@@ -142,7 +142,6 @@ class Agreement:
         self.interval = self.countdown = 1
         self.wants_stop = False
         self.leaving = False  # the main thread has heard that the run ends
-        self.limit = START_UP.total_seconds()  # for what is waited for now
         self.group: Any = dist.new_group(backend="gloo", timeout=START_UP) if args.distributed else None
         self._ranks = self.gather((socket.gethostname(), os.getpid()))
         self._listen()
@@ -238,9 +237,8 @@ class Agreement:
 
     def expect_steps(self, running: bool) -> None:
         """Tight time-outs while steps run, generous ones around them, so that a rank that stalls ends the job."""
-        limit = timedelta(minutes=self.args.stall_minutes) if running else START_UP
-        self.limit = limit.total_seconds()
         if self.group is not None:
+            limit = timedelta(minutes=self.args.stall_minutes) if running else START_UP
             for group in (self.group, dist.group.WORLD):
                 _set_timeout(limit, group)
 

@@ -55,7 +55,11 @@ def main(argv: list[str] | None = None) -> int:
         if training.world_info_from_env()[1] == 0:
             print(f"pcmepp train: {error}", file=sys.stderr)
         return 2
-    return 0 if args.dry_run else run(args, rest)
+    try:
+        return 0 if args.dry_run else run(args, rest)
+    except ValueError as error:  # of this rank
+        print(f"pcmepp train: {error}", file=sys.stderr)
+        return 2
 
 
 def own_parser() -> argparse.ArgumentParser:
