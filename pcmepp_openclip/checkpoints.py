@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 NAME = re.compile(r"epoch_(\d+)(?:_batch_(\d+))?\.pt")
-PAUSE = 10.0  # seconds between two tries to save the last state of a run
+PAUSE = 5.0  # seconds between two tries to save the last state of a run
 
 
 def file_name(epochs: int, batches: int = 0) -> str:

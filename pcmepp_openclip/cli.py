@@ -24,8 +24,10 @@ def main(argv: list[str] | None = None) -> int:
         return run(argv)
     code = 1
     try:
-        code = run(sys.argv[1:])
-        sys.stdout.flush()
+        try:
+            code = run(sys.argv[1:])
+        finally:
+            sys.stdout.flush()
     except KeyboardInterrupt:
         print(f"\n{' '.join(['pcmepp', *sys.argv[1:2]])}: interrupted.", file=sys.stderr)
         code = 128 + signal.SIGINT

@@ -265,7 +265,9 @@ def test_a_run_on_another_node_is_known_by_its_signs_of_life(tmp_path, monkeypat
     path, ended = tmp_path / lock.NAME, threading.Event()
 
     def sign(number):
-        path.write_text(json.dumps({"host": "node7", "pid": 1, "machine": "other", "run": "x", "sign": number}))
+        line = json.dumps({"host": "node7", "pid": 1, "machine": "other", "run": "x", "sign": number})
+        with open(path, "r+" if path.exists() else "w") as file:
+            file.write(line.ljust(lock.SIZE))
 
     def live():
         for number in range(100):
