@@ -250,6 +250,8 @@ class Loop:
     def _validate(self, data: dict, epoch: int, evaluate: Callable[[], dict]) -> dict:
         """A validation that ends when the run is to stop. It is done again when the run goes on."""
         metrics, stopped, self.unrecorded = {}, False, ""
+        if self.saving:
+            record.append(self.folder / record.VALIDATED, {"epoch": epoch, "complete": False})
         watch = contextlib.ExitStack()
         if "val" in data:
             limit = START_UP.total_seconds()
@@ -270,7 +272,7 @@ class Loop:
         if any(self.agreement.gather(stopped)):
             self._stop(self.save_epoch, epoch * self.steps_per_epoch)
         if self.saving and not self.unrecorded:
-            record.append(self.folder / record.VALIDATED, {"epoch": epoch})
+            record.append(self.folder / record.VALIDATED, {"epoch": epoch, "complete": True})
         return metrics
 
     def _lacks_validation(self, path: Path, checkpoint: dict) -> bool:
@@ -282,7 +284,8 @@ class Loop:
         if args.rank != 0 or not (self.own and validates and trains) or checkpoints.position(path) != (epochs, 0):
             return False
         return epochs > 0 and not any(
-            line.get("epoch") == epochs for line in record.lines(self.folder / record.VALIDATED, "epoch")
+            line["epoch"] == epochs and line.get("complete")
+            for line in record.lines(self.folder / record.VALIDATED, "epoch", last=epochs)
         )
 
     def _waited(self, batches: Any, what: str, first: float, later: float, **waiting: Any) -> Iterator[Any]:

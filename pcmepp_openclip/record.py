@@ -4,7 +4,7 @@
     history.jsonl           step, samples and each term of the loss, at open_clip's logging interval
     uncertainty.jsonl       R@1 by uncertainty, at each validation
     results.jsonl           open_clip's own: the metrics of each validation
-    validated.jsonl         the epochs whose validation is complete: one that was cut off is done again
+    validated.jsonl         whether the validation of an epoch is complete: one that was cut off is done again
 
 A run that is resumed goes on in the same files; where it repeats a step or an epoch, the last line counts.
 """
