@@ -53,8 +53,8 @@ start() {
 
 # start_recipe FLAGS...: hand a recipe's flags to the launcher in LAUNCH, the caller's own last since the last one wins.
 start_recipe() {
-    local launcher
-    read -ra launcher <<<"${LAUNCH:-$launch_dir/local.sh}"
+    local launcher=("$launch_dir/local.sh")
+    if [[ ${LAUNCH:-} ]]; then read -ra launcher <<<"$LAUNCH"; fi
     local command=("${launcher[@]}" --logs "${LOGS:-logs}" --name "${NAME:-$(basename "$0" .sh)}" --resume latest
         "$@" "${flags[@]}")
     # A launcher prints its own command, `pcmepp train` says what it would do; nothing is submitted for that.

@@ -11,6 +11,8 @@ from . import launcher
 
 __version__ = "0.1.0"
 
+launcher.expect_ctrl_c()
+
 if not launcher.starting():  # `python -m pcmepp_openclip` hands over to another Python: spare it the imports
     from pathlib import Path
 

@@ -5,10 +5,12 @@ of the next one. It holds tensors and plain types only.
 """
 
 import contextlib
+import functools
 import logging
 import os
 import re
 import threading
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +20,7 @@ from typing import Any
 import torch
 
 NAME = re.compile(r"epoch_(\d+)(?:_batch_(\d+))?\.pt")
+PAUSE = 5.0  # seconds between two tries to save the last state of a run
 
 
 def file_name(epochs: int, batches: int = 0) -> str:
@@ -42,18 +45,45 @@ class Saver:
     """Saves checkpoints one after the other, and holds a run up no longer than a plain `torch.save` does.
 
     That is for the writing; the disk is waited for in a thread, while the run goes on. A file has its name only when
-    it is safely there.
+    it is safely there. `failed` is the last one if it is not, once it was waited for.
     """
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
+        self._again: Callable[[], None] = lambda: None
+        self.failed: Path | None = None
 
     def save(self, checkpoint: dict, path: Path, then: Callable[[], None]) -> None:
-        """`then` is called in the thread, once the file is there."""
+        """`then` is called in the thread, once the file is there; if it raises an OSError, the file is no good."""
         self.wait()
+        self.failed = path
+        self._again = functools.partial(self.save, checkpoint, path, then)
         if _write(checkpoint, path):
-            self._thread = threading.Thread(target=_settle, args=(path, then), name="checkpoint")
+            self._thread = threading.Thread(target=self._finish, args=(path, then), name="checkpoint")
             self._thread.start()
+
+    @property
+    def writing(self) -> bool:
+        """Whether the last one may still come to be there."""
+        return self._thread is not None
+
+    def _finish(self, path: Path, then: Callable[[], None]) -> None:
+        if _settle(path, then):
+            self.failed = None
+
+    def insist(self, seconds: float) -> bool:
+        """Save the last one again and again, for so long at most, if it failed; its tensors must not have changed
+        since. Whether it is on the disk."""
+        end = time.monotonic() + seconds
+        while True:
+            self.wait()
+            left = end - time.monotonic()
+            if self.failed is None or left <= 0:
+                return self.failed is None
+            pause = min(PAUSE, left)
+            logging.error("%s is the last state of the run: trying again for %.0f s.", self.failed, left)
+            time.sleep(pause)
+            self._again()
 
     def wait(self) -> None:
         """Until what was saved is on the disk."""
@@ -79,9 +109,9 @@ def _settle(path: Path, then: Callable[[], None] = lambda: None) -> bool:
         _sync(_temporary(path))
         os.replace(_temporary(path), path)
         _sync(path.parent)  # makes the rename itself durable
+        then()
     except OSError as error:
         return _failed(path, error)
-    then()
     return True
 
 

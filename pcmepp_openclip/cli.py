@@ -1,7 +1,12 @@
 """`pcmepp COMMAND ...`. Each command is a module with a `main(argv)`, imported only when it is called."""
 
 import importlib
+import os
+import signal
 import sys
+
+from . import launcher
+from .errors import RunFailed
 
 COMMANDS = {  # name: (module, what it does)
     "train": ("pcmepp_openclip.train", "open_clip's training, for PCME++ models too"),
@@ -14,7 +19,30 @@ COMMANDS = {  # name: (module, what it does)
 
 
 def main(argv: list[str] | None = None) -> int:
-    argv = sys.argv[1:] if argv is None else argv
+    """The exit code of a command; without arguments, those of this process, which then ends."""
+    if argv is not None:
+        return run(argv)
+    code = 1
+    try:
+        try:
+            code = run(sys.argv[1:])
+        finally:
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        print(f"\n{' '.join(['pcmepp', *sys.argv[1:2]])}: interrupted.", file=sys.stderr)
+        code = 128 + signal.SIGINT
+    except BrokenPipeError:  # `pcmepp ... | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python says so when it ends
+        code = 128 + signal.SIGPIPE
+    finally:
+        if "pcmepp_openclip.train" in sys.modules:
+            from .stops import leave_soon
+
+            leave_soon(code)
+    return code
+
+
+def run(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print("usage: pcmepp COMMAND ...   (pcmepp COMMAND --help for its options)\n")
         for name, (_, summary) in COMMANDS.items():
@@ -29,11 +57,12 @@ def main(argv: list[str] | None = None) -> int:
         print(f"pcmepp: there is no command '{argv[0]}'; there are: {', '.join(COMMANDS)}.", file=sys.stderr)
         return 2
     command = importlib.import_module(COMMANDS[argv[0]][0])
+    launcher.hear_ctrl_c()
     try:
         return command.main(argv[1:]) or 0
-    except ValueError as error:  # a mistake of the user's, said in one sentence; anything else is a traceback
+    except (ValueError, RunFailed) as error:  # said in one sentence; anything else is a bug, and a traceback
         print(f"pcmepp {argv[0]}: {error}", file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, ValueError) else 1
 
 
 if __name__ == "__main__":

@@ -8,16 +8,37 @@ a notebook server.
 
 import os
 import re
+import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 HOOK = Path(__file__).parent / "inherit"
+OWN_COMMANDS = ("pcmepp_openclip.cli", "pcmepp_openclip.train")
 USAGE = "usage: python -m pcmepp_openclip [-m MODULE | SCRIPT] ARGS...   runs it with the PCME++ models registered"
 
 
 def starting() -> bool:
     """Whether this is the start of `python -m pcmepp_openclip`, before Python has found the module to run."""
     return sys.argv[:1] == ["-m"] and _command() is not None
+
+
+def expect_ctrl_c() -> None:
+    """While `pcmepp` imports what it needs, for seconds: Ctrl-C ends it without a traceback from within."""
+    ours = Path(sys.argv[0]).name == "pcmepp" if sys.argv[:1] != ["-m"] else _module() in OWN_COMMANDS
+    if ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupted)
+
+
+def _interrupted(_number: int, _frame: Any) -> None:
+    os.write(2, b"pcmepp: interrupted.\n")
+    os._exit(128 + signal.SIGINT)
+
+
+def hear_ctrl_c() -> None:
+    """From now on it is a KeyboardInterrupt again."""
+    if signal.getsignal(signal.SIGINT) is _interrupted:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def main() -> None:
@@ -32,6 +53,12 @@ def main() -> None:
         os.environ["PYTHONPATH"] = f"{HOOK}{os.pathsep}{path}" if path else str(HOOK)
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, *command])
+
+
+def _module() -> str | None:
+    """What Python was told to run by `-m`, or None."""
+    arguments = sys.orig_argv[1:]
+    return arguments[arguments.index("-m") + 1] if "-m" in arguments[:-1] else None
 
 
 def _command() -> list[str] | None:

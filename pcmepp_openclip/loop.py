@@ -5,20 +5,39 @@ off, since it is neither atomic nor able to go on within an epoch.
 """
 
 import contextlib
+import errno
 import functools
 import itertools
 import logging
 import os
+import shutil
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 from . import checkpoints, record, rng
+from .errors import RunFailed
 from .host import training
 from .hub.pusher import Pusher
-from .monitor import Monitor, progress_bar
-from .stops import Agreement, Stopped, kept_from_children
+from .lock import FolderInUse, FolderLock
+from .monitor import Monitor, last_checkpoint, progress_bar
+from .stops import START_UP, Agreement, Stopped, kept_from_children
+from .waits import StopAsked, TooLong, Waiter
+
+VALIDATION = ("val", "imagenet-val", "imagenet-v2")  # open_clip's names of its data
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+END = object()
+
+
+class Stalled(RunFailed):
+    """Nothing came for too long, or a stop could not be done in good order."""
+
+
+class NotSaved(RunFailed):
+    """The last state of a run is not on the disk."""
 
 
 class Loop:
@@ -41,6 +60,15 @@ class Loop:
         self.samples_seen = self.steps_per_epoch = 0
         self.saving = False
         self.saver = checkpoints.Saver()
+        self.first_wait: float | None = None  # seconds until the first batch came
+        self.unsaved = False  # steps since the last checkpoint
+        self.unrecorded = ""  # why the last validation has left no trace
+        self.trained = False  # whether an epoch was begun
+        self.own = False  # whether it was resumed from the run's own folder
+        self.revalidate = False  # whether the first epoch is one that is only to be validated
+        self.lock: FolderLock | None = None
+        self.waiter = Waiter(lambda: self.agreement.stop_asked)
+        self.save_epoch: Callable[[], None] = lambda: None  # the state at the end of the epoch, on all ranks
 
     @functools.cached_property
     def agreement(self) -> Agreement:
@@ -56,6 +84,17 @@ class Loop:
 
     # What `main` calls, in its order.
 
+    def setup_logging(self, stock: Callable, *args: Any) -> None:
+        """The first call when the run folder is known: it is this run's alone from now on."""
+        stock(*args)
+        if self.args.rank == 0:
+            folder = Path(self.args.logs) / self.args.name
+            lock = FolderLock(folder)
+            lock.take()
+            self.lock = lock
+            for name in ("done", "stopped"):  # of an earlier start
+                (folder / name).unlink(missing_ok=True)
+
     def get_latest_checkpoint(self, path: str, remote: bool) -> str | None:
         if remote:
             return training.stock_get_latest_checkpoint(path, remote)
@@ -69,7 +108,22 @@ class Loop:
         if "state_dict" in checkpoint:
             checkpoint["state_dict"] = training.plain_names(checkpoint["state_dict"])
             self.resumed = checkpoint.get("training")
+            self.samples_seen = (self.resumed or {}).get("samples_seen", 0)
+            self.own = Path(path).absolute().parent == self.folder.absolute()
+            if any(self.agreement.gather(self._lacks_validation(Path(path), checkpoint))):
+                # For `main` the last epoch is still to do: `train_one_epoch` has nothing to train, `evaluate` follows.
+                checkpoint["epoch"] -= 1
+                self.revalidate = True
         return checkpoint
+
+    def get_data(self, get: Callable, *args: Any, **kwargs: Any) -> dict:
+        data = get(*args, **kwargs)
+        if "train" in data and data["train"].dataloader.num_batches < self.args.accum_freq:
+            raise ValueError(
+                f"--accum-freq {self.args.accum_freq} is more than the {data['train'].dataloader.num_batches} batches "
+                "of an epoch, which would have no step: lower it or --batch-size, or train on more samples."
+            )
+        return data
 
     def train_one_epoch(
         self,
@@ -88,25 +142,50 @@ class Loop:
             self.pusher.start()
         self.agreement.expect_steps(running=False)
         train = data["train"]
+        self.trained = True
         self.steps_per_epoch = train.dataloader.num_batches // self.args.accum_freq
+        if self.revalidate:
+            self.revalidate = False
+            logging.info("Epoch %d is trained, but its validation was cut off: it is done again.", epoch)
+            record.end_last_line(self.folder / record.RESULTS)
+            return
         first = self._first_batch(train.dataloader.num_batches)
         restored, self.resumed = self.resumed, None
 
         def save(batches: int) -> None:
             complete = batches == train.dataloader.num_batches
-            validated = complete and not {"val", "imagenet-val", "imagenet-v2"}.isdisjoint(data)
+            validated = complete and not set(VALIDATION).isdisjoint(data)
             self._save(model, optimizer, scaler, *((epoch + 1, 0) if complete else (epoch, batches)), validated)
 
         def between_steps(batches: Any) -> Iterator[tuple[int, Any]]:
-            iterator = _started(batches)
-            if first and not supports_position:
-                logging.info("Passing over %d batches that were seen before the restart.", first)
-                for _ in range(first):
-                    next(iterator)
-            if restored and len(restored["rng"]) == self.args.world_size:
-                rng.restore(restored["rng"][self.args.rank])
-            yield from self._steps(iterator, epoch, first, batches.num_batches, tb_writer, save)
+            stall, since = 60 * self.args.stall_minutes, time.monotonic()
+            # Buffers are filled before an epoch's first batch, which then takes about as long as the first time.
+            longest = START_UP.total_seconds() if self.first_wait is None else max(stall, 10 * self.first_wait)
+            iterator = self._waited(batches, f"a batch of epoch {epoch}", longest, stall)
+            try:
+                with kept_from_children():  # the workers are started here
+                    head = list(itertools.islice(iterator, 1))
+                self.first_wait = self.first_wait or time.monotonic() - since
+                iterator = itertools.chain(head, iterator)
+                if first and not supports_position:
+                    logging.info("Passing over %d batches that were seen before the restart.", first)
+                    for _ in range(first):
+                        next(iterator)
+                if restored and len(restored["rng"]) == self.args.world_size:
+                    rng.restore(restored["rng"][self.args.rank])
+                yield from self._steps(iterator, epoch, first, batches.num_batches, tb_writer, save)
+            except StopAsked:
+                if not self.agreement.all_wait():
+                    raise Stalled(
+                        f"Asked to stop while rank {self.args.rank} waited for data that another rank had: nothing "
+                        f"could be saved. {last_checkpoint(self.args)} Start again with --resume latest."
+                    ) from None
+                self.samples_seen -= self.accumulated * self.args.batch_size * self.args.world_size
+                step = epoch * self.steps_per_epoch + self.batches // self.args.accum_freq
+                self._stop(functools.partial(save, self.batches), step)
 
+        self.batches, self.accumulated = first, 0
+        self.save_epoch = functools.partial(save, train.dataloader.num_batches)
         supports_position = hasattr(train, "position")  # our loaders go on at any batch; others are wound forward
         if first and supports_position:
             train = SimpleNamespace(
@@ -120,22 +199,134 @@ class Loop:
         complete = epoch + 1
         wanted = self.args.save_frequency > 0 and complete % self.args.save_frequency == 0
         if wanted or complete == self.args.epochs or self.agreement.wants_stop:
-            save(train.dataloader.num_batches)
+            self.save_epoch()
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict:
+    def evaluate(self, model: Any, data: dict, epoch: int, *args: Any, **kwargs: Any) -> dict:
         before = rng.state() if self.keep_rng else None
         self.args.save_logs = self.saving or self.args.save_logs
         try:
-            return self.stock_evaluate(*args, **kwargs)
+            if "train" not in data:
+                return self.stock_evaluate(model, data, epoch, *args, **kwargs)
+            evaluate = functools.partial(self.stock_evaluate, model, data, epoch, *args, **kwargs)
+            return self._validate(data, epoch, evaluate)
         finally:
-            if "train" in args[1]:
+            if "train" in data:
                 self.args.save_logs = False
             self.saver.wait()  # what it hands over is what was held back for this validation
             self.pusher.release()
             if before is not None:
                 rng.restore(before)
 
+    # What `train` calls when `main` has returned or failed.
+
+    @property
+    def complete(self) -> bool:
+        """Whether this process answers for a training run that `main` has brought to its end."""
+        return hasattr(self.monitor, "loss") and bool(self.saving or self.args.save_logs)
+
+    def leave(self) -> None:
+        if "agreement" in vars(self):
+            self.agreement.leave(failed=sys.exc_info()[0] not in (None, Stopped))
+
+    def release(self) -> None:
+        if self.lock is not None:
+            self.lock.release()
+            self.lock = None
+
+    def finish(self) -> None:
+        """The run is done if its last state is on the disk."""
+        if not self.trained and not self.own:
+            raise ValueError(
+                f"--resume {self.args.resume} has all of the --epochs {self.args.epochs} behind it: nothing is left to "
+                "train; raise --epochs."
+            )
+        problem = self._last_problem() or self.unrecorded
+        if problem:
+            raise NotSaved(problem)
+        self.agreement.mark("done", f"{self.samples_seen} samples")
+
     # What these are made of.
+
+    def _validate(self, data: dict, epoch: int, evaluate: Callable[[], dict]) -> dict:
+        """A validation that ends when the run is to stop. It is done again when the run goes on."""
+        metrics, stopped, self.unrecorded = {}, False, ""
+        if self.saving:
+            record.append(self.folder / record.VALIDATED, {"epoch": epoch, "complete": False})
+        watch = contextlib.ExitStack()
+        if "val" in data:
+            limit = START_UP.total_seconds()
+            batches = functools.partial(self._waited, what="a batch of the validation", first=limit, later=limit)
+            steps = lambda loader: enumerate(batches(loader, patience=0.0))  # noqa: E731
+            watch.enter_context(training.steps(data["val"].dataloader, steps))
+        try:
+            with watch, kept_from_children(), self.waiter.waiting(patience=0.0):
+                metrics = evaluate()
+        except StopAsked:
+            stopped = True
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+            self.unrecorded = f"The validation of epoch {epoch} could not be written down ({error}): free space and "
+            self.unrecorded += "start again with --resume latest, which does it again."
+            logging.error("VALIDATION NOT SAVED. %s", self.unrecorded)
+        if any(self.agreement.gather(stopped)):
+            self._stop(self.save_epoch, epoch * self.steps_per_epoch)
+        if self.saving and not self.unrecorded:
+            record.append(self.folder / record.VALIDATED, {"epoch": epoch, "complete": True})
+        return metrics
+
+    def _lacks_validation(self, path: Path, checkpoint: dict) -> bool:
+        """Whether a checkpoint of this run folder is of the end of an epoch whose validation was cut off."""
+        args = self.args
+        validates = args.val_data or args.imagenet_val or args.imagenet_v2
+        trains = args.train_data or args.dataset_type == "synthetic"
+        epochs = checkpoint.get("epoch", 0)
+        if args.rank != 0 or not (self.own and validates and trains) or checkpoints.position(path) != (epochs, 0):
+            return False
+        return epochs > 0 and not any(
+            line["epoch"] == epochs and line.get("complete")
+            for line in record.lines(self.folder / record.VALIDATED, "epoch", last=epochs)
+        )
+
+    def _waited(self, batches: Any, what: str, first: float, later: float, **waiting: Any) -> Iterator[Any]:
+        """Batches of a loader, with a word where they are waited for; StopAsked, or Stalled after so many seconds for
+        the first batch and for later ones."""
+        iterator, seconds = None, first
+        while True:
+            try:
+                with self.waiter.waiting(what, seconds, **waiting):
+                    iterator = iterator or iter(batches)
+                    batch = next(iterator, END)
+            except TooLong:
+                raise Stalled(
+                    f"Rank {self.args.rank} waited {seconds:.0f} s for {what}, and it did not come: the data or its "
+                    f"workers are stuck. {last_checkpoint(self.args)} See --stall-minutes."
+                ) from None
+            if batch is END:
+                return
+            seconds = later
+            yield batch
+
+    def _stop(self, save: Callable[[], None], step: int) -> NoReturn:
+        """On every rank: leave, with a checkpoint of the state of now, after so many steps."""
+        self.agreement.expect_steps(running=False)
+        if self.unsaved:
+            save()
+        for problem in self.agreement.gather(self._last_problem()):  # no rank leaves before the save is done
+            if problem:
+                raise NotSaved(problem)
+        self.agreement.mark("stopped", f"step {step}")
+        self.agreement.gather(None)
+        raise Stopped(f"Stopped on request after step {step}; start again with --resume latest.")
+
+    def _last_problem(self) -> str | None:
+        """Why the last checkpoint is not on the disk, after more tries."""
+        if self.saver.insist(60 * self.args.save_retry_minutes):
+            return None
+        return (
+            f"The last state of the run could not be saved to {self.saver.failed}, see above. "
+            f"{last_checkpoint(self.args)} Free space, then start again with --resume latest."
+        )
 
     def _first_batch(self, batches: int) -> int:
         """The batch of the epoch to go on at: what was seen of it before, in batches of now."""
@@ -168,21 +359,21 @@ class Loop:
                 self.monitor.loss.before_step(step, logged)
                 yield i, batch
                 self.samples_seen += args.batch_size * args.world_size
+                self.accumulated += 1
                 bar.update(args.batch_size * args.world_size)
                 if (i + 1) % accum:
                     continue
+                self.batches, self.accumulated, self.unsaved = i + 1, 0, True
                 if i + 1 == first + accum:
                     self.agreement.expect_steps(running=True)
                 if logged:
                     self.monitor.report(step, self.samples_seen, tb_writer)
                 stop, wants_save = self.agreement.after_step()
-                if i + 1 < batches and (stop or wants_save):  # else the epoch's own checkpoint follows at once
-                    save(i + 1)
+                if i + 1 < batches:  # else the epoch's own checkpoint follows at once
                     if stop:
-                        self.saver.wait()
-                        self.agreement.mark("stopped", f"step {step + 1}")
-                        self.agreement.gather(None)  # a rank that left before the save is done would end the others
-                        raise Stopped(f"Stopped on request behind step {step + 1}; start again with --resume latest.")
+                        self._stop(functools.partial(save, i + 1), step + 1)
+                    if wants_save:
+                        save(i + 1)
 
     def _save(
         self, model: Any, optimizer: Any, scaler: Any, epochs: int, batches: int, validated: bool = False
@@ -192,8 +383,11 @@ class Loop:
         self.monitor.check()
         states = self.agreement.gather(rng.state())
         self.agreement.saved()
+        self.unsaved = False
         if not self.saving:
             return
+        if self.lock is not None and self.lock.lost:
+            raise FolderInUse(f"{self.lock.folder} was taken over by another run ({self.lock.lost}): this one ends.")
         step = epochs * self.steps_per_epoch + batches // self.args.accum_freq
         checkpoint = {
             "epoch": epochs,
@@ -212,6 +406,7 @@ class Loop:
             checkpoint["scaler"] = scaler.state_dict()
         path = self.folder / checkpoints.file_name(epochs, batches)
         self.saver.save(checkpoint, path, functools.partial(self._saved, path, step, self.samples_seen, validated))
+        self.agreement.saved(well=self.saver.writing)
 
     def _saved(self, path: Path, step: int, samples_seen: int, validated: bool) -> None:
         """Behind a checkpoint that is on the disk."""
@@ -220,15 +415,12 @@ class Loop:
             latest = path.with_name("epoch_latest.pt")
             with contextlib.suppress(FileNotFoundError):
                 latest.unlink()
-            os.link(path, latest)
-        if checkpoints.fault(path) is None:
-            self.pusher.offer(path, step, hold=validated)
-            checkpoints.prune(self.folder, path, keep_every_epoch=not self.args.delete_previous_checkpoint)
-
-
-def _started(batches: Any) -> Iterator:
-    """An iterator whose workers have been started, out of the way of the signals that stop a run."""
-    with kept_from_children():
-        iterator = iter(batches)
-        head = list(itertools.islice(iterator, 1))
-    return itertools.chain(head, iterator)
+            try:
+                os.link(path, latest)
+            except OSError:  # a file system without links
+                shutil.copyfile(path, latest)
+        problem = checkpoints.fault(path)
+        if problem is not None:
+            raise OSError(f"it was written, but cannot be read back: {problem}")
+        self.pusher.offer(path, step, hold=validated)
+        checkpoints.prune(self.folder, path, keep_every_epoch=not self.args.delete_previous_checkpoint)

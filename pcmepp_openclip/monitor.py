@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from . import checkpoints, record
 from .collectives import all_reduce
+from .errors import RunFailed
 from .loss import PCMEppLoss
 
 DROWNED = 0.9  # share of the variance in the CSD above which the means hardly count
 
 
-class NonFiniteLoss(RuntimeError):
+class NonFiniteLoss(RunFailed):
     """The loss is not a number any more. Said once, on all ranks, with the step and the terms."""
 
 

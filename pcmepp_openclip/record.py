@@ -4,13 +4,16 @@
     history.jsonl           step, samples and each term of the loss, at open_clip's logging interval
     uncertainty.jsonl       R@1 by uncertainty, at each validation
     results.jsonl           open_clip's own: the metrics of each validation
+    validated.jsonl         whether the validation of an epoch is complete: one that was cut off is done again
 
 A run that is resumed goes on in the same files; where it repeats a step or an epoch, the last line counts.
 """
 
+import contextlib
 import importlib.metadata
 import json
 import math
+import os
 import platform
 import re
 from pathlib import Path
@@ -24,6 +27,7 @@ from . import data
 from .hub import folder
 
 HISTORY, UNCERTAINTY, RESULTS = "history.jsonl", "uncertainty.jsonl", "results.jsonl"
+VALIDATED = "validated.jsonl"
 
 # Arguments that say where and how a run was done, not what was trained.
 OF_THE_MACHINE = re.compile(
@@ -90,6 +94,13 @@ def append(path: Path, line: dict[str, Any]) -> None:
             file.write(json.dumps(line) + "\n")
     except OSError:
         pass
+
+
+def end_last_line(path: Path) -> None:
+    """So that the next line of a file does not become part of one that was cut off."""
+    with contextlib.suppress(OSError), path.open("rb+") as file:
+        if file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
+            file.write(b"\n")
 
 
 def lines(path: Path, key: str, last: float = math.inf) -> list[dict[str, Any]]:

@@ -3,14 +3,21 @@
 TERM or USR2 to any rank, or a file `stop` in the run folder, asks for a stop; the clock of rank 0 asks for a save. A
 signal is only noted. Every few steps the ranks take the maximum of their wishes in one small all-reduce over CPUs,
 which does not wait for a GPU, and so all act at the same step. A second signal ends a process at once.
+
+However a run ends, its data workers are ended by `end_children`, since they do not hear TERM, or by the system if the
+rank was killed.
 """
 
 import contextlib
+import ctypes
+import multiprocessing
 import os
 import signal
+import socket
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,20 +30,96 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 SAME_REQUEST = 3.0  # seconds within which a signal is the first one again: Slurm and torchrun both send it
 AGREE_SECONDS = 2.0  # about how often the ranks ask each other
 START_UP = timedelta(hours=1)  # for building, resuming, compiling and evaluating
-
+ALL_WAIT = timedelta(seconds=20)  # for all ranks to find that they wait for data
+TRY_AGAIN = 60.0  # seconds until a save that failed is tried again
+LEAVE_SECONDS = 10.0  # for the main thread to hear of Ctrl-C, which it does not within a collective
+LAST_SECONDS = 20.0  # for a process that has nothing left to do
+_PR_SET_PDEATHSIG = 1
 
 _set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout  # torch < 2.15
 
 
+_starting_workers = False  # whether a child that is forked now belongs to this process alone
+_parent = 0
+
+
 @contextlib.contextmanager
 def kept_from_children() -> Iterator[None]:
-    """Processes that are started meanwhile never see the signals: a job's TERM must not kill a rank's data workers
-    before the rank has stopped. What comes in meanwhile is noted afterwards."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    """Processes that are started meanwhile never see the signals: a job's TERM or Ctrl-C must not kill a rank's data
+    workers before the rank has stopped. They die with this process, and by `end_children`. What comes in meanwhile is
+    noted by the thread of `Agreement`."""
+    global _starting_workers
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*SIGNALS, signal.SIGINT})
+    outer, _starting_workers = _starting_workers, True
     try:
         yield
     finally:
+        _starting_workers = outer
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _before_fork() -> None:
+    global _parent
+    # The system's word is of the thread that forks: for one that ends before the process it would come too early.
+    mine = _starting_workers and threading.current_thread() is threading.main_thread()
+    _parent = os.getpid() if mine else 0
+
+
+def _die_with_parent() -> None:
+    """In a new child: the system kills it when its parent dies, even if it is stopped or spins."""
+    global _starting_workers
+    _starting_workers = False
+    if _parent and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != _parent:  # it died meanwhile
+            os._exit(1)
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_die_with_parent)
+
+
+def end_children(spared: Iterable[Any] = ()) -> None:
+    """Kill the processes that `multiprocessing` has started here and what those have started, but not the `spared`.
+
+    By SIGKILL: data workers do not hear TERM, and one that is stopped or stuck would not obey anything else."""
+    kept = {child.pid for child in spared}
+    children = [child for child in multiprocessing.active_children() if child.pid not in kept]
+    if not children:
+        return
+    # torch's own handler would raise an error for each of them
+    before = signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+    try:
+        for child in children:
+            grandchildren = _descendants(child.pid)
+            child.kill()
+            for pid in grandchildren:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+        for child in children:
+            child.join(LAST_SECONDS)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def _descendants(pid: int | None) -> list[int]:
+    """The commands that a data worker reads from, on Linux."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, task.read_text().split()):
+                found += [child, *_descendants(child)]
+    return found
+
+
+def leave_soon(code: int) -> None:
+    """The last call of a process: what still hangs after a while (a thread in a library, a lock of a dead worker) does
+    not keep it from ending."""
+
+    def end() -> None:
+        time.sleep(LAST_SECONDS)
+        os._exit(code)
+
+    threading.Thread(target=end, daemon=True).start()
 
 
 class Stopped(Exception):
@@ -58,7 +141,9 @@ class Agreement:
         self.asked_at = time.monotonic()
         self.interval = self.countdown = 1
         self.wants_stop = False
+        self.leaving = False  # the main thread has heard that the run ends
         self.group: Any = dist.new_group(backend="gloo", timeout=START_UP) if args.distributed else None
+        self._ranks = self.gather((socket.gethostname(), os.getpid()))
         self._listen()
 
     def _listen(self) -> None:
@@ -73,12 +158,34 @@ class Agreement:
     def _note(self, reader: int) -> None:
         while True:
             number = os.read(reader, 1)[0]
+            if number == signal.SIGINT:
+                threading.Thread(target=self._leave_anyway, daemon=True).start()
             if number not in SIGNALS:
                 continue
             if self.first_signal is None:
                 self.first_signal = time.monotonic()
             elif time.monotonic() - self.first_signal > SAME_REQUEST:
                 os._exit(128 + number)
+
+    def _leave_anyway(self) -> None:
+        """Behind Ctrl-C: a main thread that waits for a rank that is gone does not hear of it."""
+        time.sleep(LEAVE_SECONDS)
+        if not self.leaving:
+            os._exit(128 + signal.SIGINT)
+
+    def leave(self, failed: bool) -> None:
+        """The main thread is on its way out. Where it failed it wakes up the others of this machine: a rank that was
+        stopped then notices it and ends too, instead of keeping the job until it is killed."""
+        self.leaving = True
+        for host, pid in self._ranks if failed else ():
+            if host == socket.gethostname() and pid != os.getpid():
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGCONT)
+
+    @property
+    def stop_asked(self) -> bool:
+        """Of this rank alone, between the steps at which all agree."""
+        return self.wants_stop or self.first_signal is not None or self.stop_file.exists()
 
     @property
     def stop_file(self) -> Path:
@@ -103,8 +210,22 @@ class Agreement:
         self.wants_stop = bool(wishes[0])
         return self.wants_stop, bool(wishes[1])
 
-    def saved(self) -> None:
-        self.saved_at = time.monotonic()
+    def saved(self, well: bool = True) -> None:
+        """What was not saved well is tried again in a minute."""
+        minutes = self.args.save_every_minutes
+        self.saved_at = time.monotonic() - (0 if well else max(0, 60 * minutes - TRY_AGAIN))
+
+    def all_wait(self) -> bool:
+        """On a rank that waits for data and was asked to stop: whether all ranks do, and so can stop here. One that is
+        in a step cannot: it needs this one."""
+        if self.group is None:
+            return True
+        try:
+            self.stop_file.touch()  # asks those that got no signal
+            dist.monitored_barrier(self.group, timeout=ALL_WAIT)
+        except (OSError, RuntimeError):
+            return False
+        return True
 
     def gather(self, item: Any) -> list[Any]:
         """`item` of every rank, on every rank."""
@@ -126,5 +247,7 @@ class Agreement:
         if self.args.rank == 0:
             for other in {"done", "stopped"} - {name}:
                 (self.folder / other).unlink(missing_ok=True)
-            (self.folder / name).write_text(text + "\n")
+            temporary = self.folder / f".{name}.tmp"  # a file that is there but empty, on a full disk, would be a lie
+            temporary.write_text(text + "\n")
+            os.replace(temporary, self.folder / name)
             self.stop_file.unlink(missing_ok=True)

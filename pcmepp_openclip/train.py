@@ -10,10 +10,13 @@ does in open_clip. A run for a CPU, in seconds:
 """
 
 import argparse
+import difflib
 import functools
 import logging
+import multiprocessing
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import open_clip
@@ -24,7 +27,7 @@ from .dry_run import dry_run
 from .host import training
 from .hub import pusher
 from .loop import Loop
-from .stops import EXIT_STOPPED, Stopped
+from .stops import EXIT_STOPPED, Stopped, end_children
 from .validation import evaluate
 
 OVERRIDES = {  # flag: (key of pcmepp_cfg, help)
@@ -54,7 +57,11 @@ def main(argv: list[str] | None = None) -> int:
         if training.world_info_from_env()[1] == 0:
             print(f"pcmepp train: {error}", file=sys.stderr)
         return 2
-    return 0 if args.dry_run else run(args, rest)
+    try:
+        return 0 if args.dry_run else run(args, rest)
+    except ValueError as error:  # of this rank
+        print(f"pcmepp train: {error}", file=sys.stderr)
+        return 2
 
 
 def own_parser() -> argparse.ArgumentParser:
@@ -87,7 +94,14 @@ def own_parser() -> argparse.ArgumentParser:
         "--stall-minutes",
         type=float,
         default=10,
-        help="a rank that does not answer for so long ends the run",
+        help="a rank that does not answer, or data that do not come, for so long end the run",
+        metavar="X",
+    )
+    group.add_argument(
+        "--save-retry-minutes",
+        type=float,
+        default=2,
+        help="the last checkpoint is tried again for so long where it cannot be saved",
         metavar="X",
     )
     return parser
@@ -97,6 +111,7 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> argparse.Namespace:
     """All arguments, open_clip's and ours, and every mistake that shows before a model is built."""
     args = training.stock_parse_args(rest)
     vars(args).update(vars(own))
+    check_numbers(args)
     args.pcmepp_cfg = merged_cfg(args)
     data.protect(args)
     _, args.rank, args.world_size = training.world_info_from_env()
@@ -108,6 +123,7 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> argparse.Namespace:
                 "minutes per step: add --precision fp32.",
                 file=sys.stderr,
             )
+        check_places(args)
         data.check(args)
         pusher.check(args)
     if args.dry_run:
@@ -131,18 +147,26 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
         return open_clip.create_model_and_transforms(*positional, **kwargs)
 
     training.DDP.passes = args.accum_freq if probabilistic else 1
+    others = multiprocessing.active_children()
     try:
-        code = training.run_main(
-            rest,
-            parse_args=lambda _rest: args,
-            get_latest_checkpoint=loop.get_latest_checkpoint,
-            create_model_and_transforms=create_model_and_transforms,
-            pt_load=loop.pt_load,
-            get_data=functools.partial(data.get_data, training.stock_get_data),
-            create_loss=lambda args: loop.monitor.watch(open_clip.create_loss(args)),
-            train_one_epoch=loop.train_one_epoch,
-            evaluate=loop.evaluate,
-        )
+        try:
+            code = training.run_main(
+                rest,
+                parse_args=lambda _rest: args,
+                setup_logging=functools.partial(loop.setup_logging, training.stock_setup_logging),
+                get_latest_checkpoint=loop.get_latest_checkpoint,
+                create_model_and_transforms=create_model_and_transforms,
+                pt_load=loop.pt_load,
+                get_data=functools.partial(loop.get_data, functools.partial(data.get_data, training.stock_get_data)),
+                create_loss=lambda args: loop.monitor.watch(open_clip.create_loss(args)),
+                train_one_epoch=loop.train_one_epoch,
+                evaluate=loop.evaluate,
+            )
+            if code == 0 and loop.complete:
+                loop.finish()
+        finally:
+            loop.leave()
+            end_children(others)
     except Stopped as stopped:
         logging.info("%s", stopped)
         pushing.finish(pusher.ON_STOP)
@@ -151,16 +175,43 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
         loop.saver.wait()
         pushing.finish(pusher.ON_STOP)
         raise
-    loop.saver.wait()
-    if code == 0 and loop.saving:
-        loop.agreement.mark("done", f"{loop.samples_seen} samples")
+    finally:
+        loop.release()
     pushing.finish(pusher.AT_END, hurry=lambda: loop.stop_asked)
     return code
+
+
+def check_numbers(args: argparse.Namespace) -> None:
+    """ValueError for flags of open_clip's and ours that it takes as they come."""
+    for flag, least in (("batch_size", 1), ("accum_freq", 1), ("epochs", 1), ("workers", 0), ("log_every_n_steps", 1)):
+        if getattr(args, flag) < least:
+            name = flag.replace("_", "-")
+            raise ValueError(f"--{name} must be at least {least}, not {getattr(args, flag)}.")
+    for flag, zero in (("stall_minutes", False), ("save_every_minutes", True), ("save_retry_minutes", True)):
+        if not (getattr(args, flag) > 0 or (zero and getattr(args, flag) == 0)):
+            name = flag.replace("_", "-")
+            raise ValueError(f"--{name} must be {'at least' if zero else 'more than'} 0, not {getattr(args, flag):g}.")
+
+
+def check_places(args: argparse.Namespace) -> None:
+    """ValueError if there is nothing to read, or what is to be resumed is not there."""
+    trains = args.train_data or args.dataset_type == "synthetic"
+    if not trains and not (args.val_data or args.imagenet_val or args.imagenet_v2):
+        raise ValueError("There is nothing to train on: give --train-data, or --val-data to evaluate only.")
+    if args.resume and args.resume != "latest" and "://" not in args.resume and not Path(args.resume).is_file():
+        raise ValueError(f"--resume {args.resume}: there is no such file; --resume latest takes the newest.")
+    run = Path(args.logs) / (args.name or "")
+    if args.name and not args.dry_run and (run / "out.log").exists() and args.resume != "latest":
+        raise ValueError(f"{run} holds an earlier run: give another --name, or --resume latest to go on with it.")
 
 
 def merged_cfg(args: argparse.Namespace) -> dict | None:
     """The model config's `pcmepp_cfg` with the flags' values in it, or None for a plain model."""
     config = open_clip.get_model_config(args.model)
+    if config is None and ":" not in args.model:
+        close = difflib.get_close_matches(args.model, open_clip.list_models(), n=3)
+        meant = f"meant {' or '.join(close)}?" if close else "`open_clip.list_models()` lists those there are."
+        raise ValueError(f"--model {args.model}: there is no such model; {meant}")
     block = (config or {}).get("pcmepp_cfg")
     given = {key: value for key, _ in OVERRIDES.values() if (value := getattr(args, key)) is not None}
     flags = [flag for flag, (key, _) in OVERRIDES.items() if key in given]
@@ -184,4 +235,7 @@ def merged_cfg(args: argparse.Namespace) -> dict | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from .cli import main as cli
+
+    sys.argv.insert(1, "train")
+    sys.exit(cli())

@@ -86,7 +86,7 @@ def test_turns_reverse_and_leave_the_warm_up_and_what_is_before_out(monkeypatch)
 
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     seconds = turns([work("a", 1.0), work("b", 2.0)], 3, before)
-    assert "".join(log) == "ba" "ab" "ba" "ab"
+    assert "".join(log) == "baabbaab"
     assert seconds == [[1.0] * 3, [2.0] * 3]
 
 

@@ -1,6 +1,14 @@
 """The `pcmepp` command."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
+from helpers import REPO
 
 from pcmepp_openclip import __version__, cli
 
@@ -33,3 +41,41 @@ def test_help_of_every_command(command, capsys):
 def test_an_unknown_command(capsys):
     assert cli.main(["fly"]) == 2
     assert capsys.readouterr().err == f"pcmepp: there is no command 'fly'; there are: {', '.join(cli.COMMANDS)}.\n"
+
+
+def start(*argv, **kwargs):
+    """A process of its own, and a group of processes that a terminal would send Ctrl-C to."""
+    env = {**os.environ, "PYTHONPATH": str(REPO)}
+    command = [sys.executable, "-m", "pcmepp_openclip.cli", *argv]
+    return subprocess.Popen(
+        command, cwd=REPO, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True, **kwargs
+    )
+
+
+def test_a_closed_pipe_is_no_error():
+    """`pcmepp --help | true`"""
+    process = start("--help", stdout=subprocess.PIPE)
+    process.stdout.close()
+    assert process.stderr.read() == "" and process.wait(10) == 128 + signal.SIGPIPE
+
+
+@pytest.mark.parametrize("when", ["at its start", "at work"])
+def test_ctrl_c_is_one_line(tmp_path, when):
+    ready = tmp_path / "ready"
+    process = start("data", "count", f"a=pipe:touch {ready}; sleep 100", "--output", str(tmp_path / "sizes.json"))
+    if when == "at its start":
+        maps = Path(f"/proc/{process.pid}/maps")
+        wait_for(lambda: "libtorch" in maps.read_text())  # in the middle of the imports
+    else:
+        wait_for(ready.exists)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == 130 and "Traceback" not in said
+    assert said.splitlines()[-1] == ("pcmepp: interrupted." if when == "at its start" else "pcmepp data: interrupted.")
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)

@@ -125,6 +125,28 @@ def test_the_site_file_is_heard(tmp_path):
     assert words[:6] == ["apptainer", "exec", "--nv", "my image.sif", "python", "-m"]
 
 
+def test_a_launch_folder_with_a_space_under_slurm(tmp_path):
+    """Slurm runs a copy of the script, which finds the folder that it came from in Slurm's record of the job."""
+    shutil.copytree(LAUNCH, tmp_path / "my launch")
+    spool, tools, logs = tmp_path / "spool", tmp_path / "tools", tmp_path / "logs"
+    spool.mkdir()
+    tools.mkdir()
+    shutil.copy(LAUNCH / "slurm.sbatch", spool / "slurm_script")
+    record = f"JobId=7 JobState=RUNNING Command={tmp_path}/my launch/slurm.sbatch --model x Command=y WorkDir=/a b"
+    stubs = {
+        "scontrol": f'[[ $2 == hostnames ]] && echo node1 || echo "{record}"',
+        "srun": f'printf "%s\\n" "$@" >{tmp_path}/words; touch {logs}/run/done',
+    }
+    for name, body in stubs.items():
+        (tools / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
+        (tools / name).chmod(0o755)
+    env = {"PATH": f"{tools}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "NPROC": "1"}
+    command = ["bash", spool / "slurm_script", "--model", "x", "--logs", logs, "--name", "run"]
+    done = subprocess.run(command, env={**env, "SLURM_JOB_NUM_NODES": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "pcmepp_openclip.train" in (tmp_path / "words").read_text().split()
+
+
 def test_the_smoke_recipe_stops_on_a_signal_to_its_launcher_and_goes_on(tmp_path):
     command = [LAUNCH / "recipes/smoke-cpu.sh", "--train-num-samples", "480", "--name", "run"]
     env = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(REPO), "LOGS": str(tmp_path)}

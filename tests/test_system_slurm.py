@@ -15,6 +15,7 @@ from shards import write_shards
 pytestmark = pytest.mark.system
 
 HERE = Path(__file__).parent
+LAUNCH = HERE.parent / "launch"
 SAMPLES, BATCH = 256, 8
 
 
@@ -46,11 +47,11 @@ class Cluster:
 class Job:
     """A job of launch/slurm.sbatch on both nodes, in a run folder named after the test."""
 
-    def __init__(self, cluster: Cluster, name: str, epochs: int, *flags: str, options=(), gpus=1):
+    def __init__(self, cluster: Cluster, name: str, epochs: int, *flags: str, options=(), gpus=1, launch=LAUNCH):
         self.cluster, self.name, self.epochs, self.ranks = cluster, name, epochs, 2 * gpus
         self.logs = cluster.folder / "logs"
         command = ["sbatch", "--parsable", "--nodes", "2", "--gpus-per-node", str(gpus), "--output", f"{name}.log"]
-        command += [*options, str(HERE.parent / "launch/slurm.sbatch"), "--model", "PCMEpp-tiny", "--train-data"]
+        command += [*options, str(launch / "slurm.sbatch"), "--model", "PCMEpp-tiny", "--train-data"]
         command += [cluster.data, "--train-num-samples", str(SAMPLES), "--dataset-type", "webdataset"]
         command += ["--batch-size", str(BATCH), "--epochs", str(epochs), "--save-frequency", str(epochs)]
         command += ["--workers", "1", "--precision", "fp32", "--device", "cpu", "--warmup", "3", "--lr", "1e-3"]
@@ -123,6 +124,24 @@ def cluster():
 def test_two_nodes_of_two_ranks_train_to_the_end(cluster):
     job = Job(cluster, "plain", 2, gpus=2)
     job.check_done(starts=1)
+
+
+def test_a_launch_folder_with_a_space_and_a_validation_that_was_cut_off(cluster):
+    """All ranks are killed in the last validation; the same command then validates, and the job is done."""
+    launch = shutil.copytree(LAUNCH, cluster.folder / "my launch")
+    gate = cluster.folder / "gate"
+    gate.touch()
+    shard = cluster.data.split("{")[0] + "00000.tar"
+    held = f"pipe:while [ -e {gate} ]; do sleep 0.1; done; cat {shard}"
+    flags = ("--val-data", held, "--val-num-samples", "32")
+    job = Job(cluster, "space", 1, *flags, launch=launch)
+    job.until(lambda: (job.logs / "space/checkpoints/epoch_1.pt").exists(), "in its validation")
+    cluster.run("scancel", "--signal", "KILL", f"{job.id}.0")
+    job.until(lambda: "queued again" in job.output, "killed")
+    gate.unlink()
+    job.start_again()
+    job.until(lambda: job.state == "COMPLETED", "done")
+    assert (job.logs / "space/done").exists() and (job.logs / "space/checkpoints/results.jsonl").exists()
 
 
 def test_nodes_sh_on_each_node(cluster):

@@ -120,14 +120,32 @@ def test_a_plain_model_trains_to_the_bit_as_in_open_clip(tmp_path):
         (["--match-reduction", "max"], "reduction"),
         (["--model", "ViT-B-32", "--init-a", "2"], "--init-a"),
         (["--model", "PCMEpp-ViT-B16"], "PCMEpp-ViT-B-16"),
+        (["--resume", "/nowhere/epoch_1.pt"], "--resume /nowhere/epoch_1.pt: there is no such file"),
+        (["--batch-size", "0"], "--batch-size must be at least 1, not 0"),
+        (["--accum-freq", "0"], "--accum-freq must be at least 1, not 0"),
+        (["--stall-minutes", "0"], "--stall-minutes must be more than 0, not 0"),
+        (["--train-data", ""], "There is nothing to train on: give --train-data"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_sentence(run, flags, word):
-    try:
-        code, said = run(*flags)
-    except RuntimeError as error:  # a wrong model name is open_clip's kind of error
-        code, said = 2, str(error)
-    assert code == 2 and word in said
+    code, said = run(*flags)
+    assert code == 2 and word in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", ["webdataset", "synthetic"])
+def test_an_epoch_without_a_step_is_refused(run, capfd, kind):
+    code, _ = run("--dataset-type", kind, "--accum-freq", "5")
+    assert code == 2 and not list(run.folder.glob("run/checkpoints/*.pt")) and not (run.folder / "run/done").exists()
+    assert "--accum-freq 5 is more than the 4 batches of an epoch" in capfd.readouterr().err
+    assert run("--dataset-type", kind, "--accum-freq", "4", name="whole")[0] == 0
+
+
+def test_a_run_that_has_nothing_left_to_train_is_no_success(run, capfd):
+    assert run(epochs=2)[0] == 0
+    checkpoint = run.folder / "run/checkpoints/epoch_2.pt"
+    code, _ = run("--resume", str(checkpoint), name="other", epochs=1)
+    assert code == 2 and "nothing is left to train; raise --epochs" in capfd.readouterr().err
+    assert not (run.folder / "other/done").exists()
 
 
 @pytest.mark.parametrize("precision, said", [("amp", True), ("fp32", False), ("amp_bf16", False)])

@@ -2,12 +2,14 @@
 
 import concurrent.futures
 import multiprocessing
+import signal
 import statistics
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..stops import end_children
 from . import causes
 from .decode import BadImage, decode_image, open_image
 from .shards import IMAGE_SUFFIXES, TEXT_SUFFIX, ShardError, find_fault, read_groups
@@ -81,12 +83,22 @@ def count_source(
     from tqdm import tqdm
 
     context = multiprocessing.get_context("fork")  # spares each worker the import of open_clip
-    with concurrent.futures.ProcessPoolExecutor(min(workers, len(source.shards)), mp_context=context) as pool:
-        futures = [pool.submit(count_shard, shard, max_pixels, retries) for shard in source.shards]
-        done = concurrent.futures.as_completed(futures)
-        for _ in tqdm(done, total=len(futures), desc=source.name, unit="shard", disable=not progress):
-            pass
-        return [future.result() for future in futures]
+    with concurrent.futures.ProcessPoolExecutor(
+        min(workers, len(source.shards)), mp_context=context, initializer=_deaf_to_ctrl_c
+    ) as pool:
+        try:
+            futures = [pool.submit(count_shard, shard, max_pixels, retries) for shard in source.shards]
+            done = concurrent.futures.as_completed(futures)
+            for _ in tqdm(done, total=len(futures), desc=source.name, unit="shard", disable=not progress):
+                pass
+            return [future.result() for future in futures]
+        except KeyboardInterrupt:  # else what they read now would be waited for
+            end_children()
+            raise
+
+
+def _deaf_to_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def report(counts: list[ShardCount]) -> dict[str, Any]:

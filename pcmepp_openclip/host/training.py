@@ -54,12 +54,11 @@ def run_main(argv: list[str], **names: Callable) -> int:
     for name in names:
         if not hasattr(open_clip_train.main, name):
             raise ImportError(f"open_clip_train.main has no {name}: this open_clip is not supported.")
-    names["setup_logging"] = _setup_logging
     with replaced(open_clip_train.main, **names), replaced(torch.nn.parallel, DistributedDataParallel=DDP):
         return open_clip_train.main.main(argv) or 0
 
 
-def _setup_logging(*args: Any) -> None:
+def stock_setup_logging(*args: Any) -> None:
     """open_clip's, which turns every logger up, less the pages that torch's compiler then prints at exit."""
     open_clip_train.logger.setup_logging(*args)
     for name in logging.root.manager.loggerDict:

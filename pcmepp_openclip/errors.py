@@ -1,0 +1,5 @@
+"""Errors that more than one part of the package knows."""
+
+
+class RunFailed(RuntimeError):
+    """A training run that ends for a reason that is no bug: the message is for users, a traceback would hide it."""
