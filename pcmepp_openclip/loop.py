@@ -38,6 +38,10 @@ class Loop:
         self.monitor = Monitor(args)
         self.stock_evaluate, self.keep_rng = evaluate, keep_rng
         self.resumed: dict[str, Any] | None = None  # the `training` part of the checkpoint, until it was used
+        self.before: dict[str, Any] = {}  # the hyperparameters of the checkpoint
+        self.began = 0, 0  # the batch at which the epoch was entered, and the samples of it that were seen before
+        self.resumed_from: Path | None = None
+        self.outdated: list[Path] = []  # files within that epoch whose names count batches of another size
         self.samples_seen = self.steps_per_epoch = 0
         self.saving = False
         self.saver = checkpoints.Saver()
@@ -69,6 +73,8 @@ class Loop:
         if "state_dict" in checkpoint:
             checkpoint["state_dict"] = training.plain_names(checkpoint["state_dict"])
             self.resumed = checkpoint.get("training")
+            self.resumed_from = Path(path)
+            self.before = (checkpoint.get("about") or {}).get("hyperparameters") or {}
         return checkpoint
 
     def train_one_epoch(
@@ -89,13 +95,14 @@ class Loop:
         self.agreement.expect_steps(running=False)
         train = data["train"]
         self.steps_per_epoch = train.dataloader.num_batches // self.args.accum_freq
-        first = self._first_batch(train.dataloader.num_batches)
+        first = self._first_batch(train, epoch)
         restored, self.resumed = self.resumed, None
 
         def save(batches: int) -> None:
             complete = batches == train.dataloader.num_batches
             validated = complete and not {"val", "imagenet-val", "imagenet-v2"}.isdisjoint(data)
-            self._save(model, optimizer, scaler, *((epoch + 1, 0) if complete else (epoch, batches)), validated)
+            dealt = train.dataloader.state(batches) if supports_position and not complete else None
+            self._save(model, optimizer, scaler, *((epoch + 1, 0) if complete else (epoch, batches)), dealt, validated)
 
         def between_steps(batches: Any) -> Iterator[tuple[int, Any]]:
             iterator = _started(batches)
@@ -137,23 +144,61 @@ class Loop:
 
     # What these are made of.
 
-    def _first_batch(self, batches: int) -> int:
-        """The batch of the epoch to go on at: what was seen of it before, in batches of now."""
+    def _first_batch(self, train: Any, epoch: int) -> int:
+        """The batch of the epoch to go on at, after which there is room for the samples that are left of it."""
+        self.began, self.outdated = (0, 0), []
         if not self.resumed:
             return 0
+        args, batches = self.args, train.dataloader.num_batches
         self.samples_seen = self.resumed["samples_seen"]
         seen = self.resumed["samples_in_epoch"]
-        first = seen // (self.args.batch_size * self.args.world_size) // self.args.accum_freq * self.args.accum_freq
+        first = min(seen // (args.batch_size * args.world_size) // args.accum_freq * args.accum_freq, batches)
         if seen:
-            how = "with fresh draws" if self.args.dataset_resampled else "with the samples that were left"
-            logging.info("Resuming within the epoch at batch %d of %d, %s.", first, batches, how)
-        if len(self.resumed["rng"]) != self.args.world_size:
+            at, how = first, "with fresh draws"
+            if not args.dataset_resampled:
+                at, how = self._resume_data(train, epoch, first)
+            if at is None:
+                twice = (train.dataloader.num_samples - seen) * seen // train.dataloader.num_samples
+                logging.warning(
+                    "Resuming within the epoch at batch %d of %d, but not with the samples that were left, since %s: "
+                    "about %d samples of this epoch are seen twice, and as many are not seen.",
+                    *(first, batches, how, max(0, twice)),
+                )
+            else:
+                first = at
+                logging.info("Resuming within the epoch at batch %d of %d, %s.", first, batches, how)
+            self.outdated = self._outdated(first)
+        if len(self.resumed["rng"]) != args.world_size:
             logging.info(
                 "Resuming on %d ranks a run of %d: samples seen are carried over, random numbers start anew.",
-                self.args.world_size,
+                args.world_size,
                 len(self.resumed["rng"]),
             )
-        return min(first, batches)
+        self.began = first, seen
+        return first
+
+    def _outdated(self, first: int) -> list[Path]:
+        """Where batches have another size now, the new files of the epoch may come before the old by their names. The
+        old must go then, or the next restart would take them for the newest."""
+        assert self.resumed_from is not None
+        newest = checkpoints.position(self.resumed_from)
+        if newest is None or newest[1] == first or self.resumed_from.absolute().parent != self.folder.absolute():
+            return []
+        found = [(checkpoints.position(path) or (0, 0), path) for path in checkpoints.newest_first(self.folder)]
+        return [path for where, path in found if (newest[0], 0) < where <= newest]
+
+    def _resume_data(self, train: Any, epoch: int, first: int) -> tuple[int | None, str]:
+        """The batch at which exactly the samples that are left follow, or None; and how, or why not."""
+        assert self.resumed is not None
+        args, state = self.args, self.resumed.get("data")
+        if state is not None and hasattr(train, "position"):
+            return train.dataloader.resume(epoch, state, args.accum_freq)
+        before = {**self.before, "world_size": len(self.resumed["rng"])}  # of other data, or of an older version
+        flags = {"seed": "--seed", "batch_size": "--batch-size", "world_size": "the number of ranks"}
+        changed = [flag for name, flag in flags.items() if before.get(name, getattr(args, name)) != getattr(args, name)]
+        if changed:
+            return None, f"{' and '.join(changed)} changed"
+        return first, "with the samples that were left"
 
     def _steps(
         self, iterator: Iterator, epoch: int, first: int, batches: int, tb_writer: Any, save: Callable[[int], None]
@@ -185,16 +230,24 @@ class Loop:
                         raise Stopped(f"Stopped on request behind step {step + 1}; start again with --resume latest.")
 
     def _save(
-        self, model: Any, optimizer: Any, scaler: Any, epochs: int, batches: int, validated: bool = False
+        self,
+        model: Any,
+        optimizer: Any,
+        scaler: Any,
+        epochs: int,
+        batches: int,
+        dealt: dict | None,
+        validated: bool = False,
     ) -> None:
-        """On every rank: a checkpoint of `epochs` complete epochs and `batches` of the next one. `validated` if
-        `evaluate` follows, whose metrics belong on its model card."""
+        """On every rank: a checkpoint of `epochs` complete epochs and `batches` of the next one, whose samples were
+        `dealt` out so. `validated` if `evaluate` follows, whose metrics belong on its model card."""
         self.monitor.check()
         states = self.agreement.gather(rng.state())
         self.agreement.saved()
         if not self.saving:
             return
         step = epochs * self.steps_per_epoch + batches // self.args.accum_freq
+        first, seen = self.began if batches else (0, 0)
         checkpoint = {
             "epoch": epochs,
             "name": self.args.name,
@@ -203,7 +256,8 @@ class Loop:
             "training": {
                 "step": step,
                 "samples_seen": self.samples_seen,
-                "samples_in_epoch": batches * self.args.batch_size * self.args.world_size,
+                "samples_in_epoch": seen + (batches - first) * self.args.batch_size * self.args.world_size,
+                "data": dealt,
                 "rng": states,
             },
             "about": record.about(self.args, training.innermost(model), self.sources),
@@ -223,6 +277,9 @@ class Loop:
             os.link(path, latest)
         if checkpoints.fault(path) is None:
             self.pusher.offer(path, step, hold=validated)
+            for outdated in self.outdated:
+                if outdated != path:
+                    outdated.unlink(missing_ok=True)
             checkpoints.prune(self.folder, path, keep_every_epoch=not self.args.delete_previous_checkpoint)
 
 
