@@ -38,7 +38,7 @@ class Loop:
         self.monitor = Monitor(args)
         self.stock_evaluate, self.keep_rng = evaluate, keep_rng
         self.resumed: dict[str, Any] | None = None  # the `training` part of the checkpoint, until it was used
-        self.before: dict[str, Any] = {}  # the hyperparameters of the checkpoint
+        self.about: dict[str, Any] = {}  # the checkpoint's part of that name, see `record`
         self.began = 0, 0  # the batch at which the epoch was entered, and the samples of it that were seen before
         self.resumed_from: Path | None = None
         self.outdated: list[Path] = []  # files within that epoch whose names count batches of another size
@@ -74,7 +74,8 @@ class Loop:
             checkpoint["state_dict"] = training.plain_names(checkpoint["state_dict"])
             self.resumed = checkpoint.get("training")
             self.resumed_from = Path(path)
-            self.before = (checkpoint.get("about") or {}).get("hyperparameters") or {}
+            self.about = checkpoint.get("about") or {}
+            record.check_fixed(vars(self.args), self.about.get("hyperparameters") or {})
         return checkpoint
 
     def train_one_epoch(
@@ -150,6 +151,7 @@ class Loop:
         if not self.resumed:
             return 0
         args, batches = self.args, train.dataloader.num_batches
+        self._note_changes(self.resumed["step"])
         self.samples_seen = self.resumed["samples_seen"]
         seen = self.resumed["samples_in_epoch"]
         first = min(seen // (args.batch_size * args.world_size) // args.accum_freq * args.accum_freq, batches)
@@ -177,6 +179,21 @@ class Loop:
         self.began = first, seen
         return first
 
+    def _note_changes(self, step: int) -> None:
+        """Say, and keep for the record, which hyperparameters are others than before."""
+        before, now = self.about.get("hyperparameters") or {}, record.hyperparameters(vars(self.args))
+        changed = record.changes(now, before)
+        for verb, names in (
+            ("are others than before", changed.keys() - set(record.AT_START)),
+            ("have no effect, since the weights are those of the checkpoint", changed.keys() & set(record.AT_START)),
+        ):
+            values = ", ".join(f"{name} {changed[name][1]} (was {changed[name][0]})" for name in sorted(names))
+            if values:
+                logging.warning("Resuming at step %d, these %s: %s.", step, verb, values)
+        kept = {name: pair for name, pair in changed.items() if name not in record.AT_START}
+        if kept:
+            self.about["changes"] = [*(self.about.get("changes") or []), {"step": step, **kept}]
+
     def _outdated(self, first: int) -> list[Path]:
         """Where batches have another size now, the new files of the epoch may come before the old by their names. The
         old must go then, or the next restart would take them for the newest."""
@@ -193,7 +210,8 @@ class Loop:
         args, state = self.args, self.resumed.get("data")
         if state is not None and hasattr(train, "position"):
             return train.dataloader.resume(epoch, state, args.accum_freq)
-        before = {**self.before, "world_size": len(self.resumed["rng"])}  # of other data, or of an older version
+        # Of other data, or of an earlier version.
+        before = {**(self.about.get("hyperparameters") or {}), "world_size": len(self.resumed["rng"])}
         flags = {"seed": "--seed", "batch_size": "--batch-size", "world_size": "the number of ranks"}
         changed = [flag for name, flag in flags.items() if before.get(name, getattr(args, name)) != getattr(args, name)]
         if changed:
@@ -260,7 +278,7 @@ class Loop:
                 "data": dealt,
                 "rng": states,
             },
-            "about": record.about(self.args, training.innermost(model), self.sources),
+            "about": record.about(self.args, training.innermost(model), self.sources, self.about),
         }
         if scaler is not None:
             checkpoint["scaler"] = scaler.state_dict()

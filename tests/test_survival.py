@@ -200,6 +200,40 @@ def recount(folder):
     return count_again
 
 
+@pytest.mark.parametrize("opt", ["adamw", "timm/lamb"])
+def test_flags_of_the_optimizer_that_are_changed_on_resume_count(ranks, flags, tmp_path, opt):
+    """Decay, betas and eps are in the optimizer's state, too: a resumed run goes on with those of its command line, and
+    the record has what is; --init-a is for the start, and the record keeps it."""
+    first = ["--opt", opt, "--wd", "0.2", "--beta1", "0.9", "--beta2", "0.98", "--eps", "1e-6", "--init-a", "5"]
+    other = ["--opt", opt, "--wd", "0.05", "--beta1", "0.8", "--beta2", "0.97", "--eps", "1e-7", "--init-a", "7"]
+    last = ["--skip-scheduler", "--lr", "2e-3"]  # else the schedule sets it
+    (tmp_path / "run").mkdir()
+    for more in (first, other + last):
+        (tmp_path / "run/stop").touch()
+        assert ranks.run(1, flags(*more)) == [75]
+    checkpoint = checkpoints.load(checkpoints.newest_good(tmp_path / "run/checkpoints"))
+    groups = checkpoint["optimizer"]["param_groups"]
+    assert {group["weight_decay"] for group in groups} == {0, 0.05}
+    assert {(*group["betas"], group["eps"], group["lr"]) for group in groups} == {(0.8, 0.97, 1e-7, 2e-3)}
+    assert all(state["step"] == 2 for state in checkpoint["optimizer"]["state"].values() if "step" in state)
+    about, log = checkpoint["about"], log_of(tmp_path / "run")
+    kept = {name: about["hyperparameters"][name] for name in ("wd", "beta1", "lr", "init_a")}
+    assert kept == {"wd": 0.05, "beta1": 0.8, "lr": 2e-3, "init_a": 5}
+    assert about["changes"][0]["step"] == 1 and about["changes"][0]["wd"] == [0.2, 0.05]
+    assert "Resuming at step 1, these are others than before: beta1 0.8 (was 0.9)" in log
+    assert "have no effect, since the weights are those of the checkpoint: init_a 7.0 (was 5.0)" in log
+
+
+def test_what_a_run_is_built_of_cannot_be_changed_on_resume(ranks, flags, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/stop").touch()
+    assert ranks.run(1, flags()) == [75]
+    before = ranks.log.read_text()
+    assert ranks.run(1, flags("--opt", "timm/lamb"))[0] in (1, 2)
+    said = ranks.log.read_text().removeprefix(before)
+    assert "trained with --opt adamw, not with --opt timm/lamb: give the same, or start a new run" in said
+
+
 def test_a_second_signal_ends_at_once(ranks, flags, tmp_path):
     pids = ranks.start(2, flags("--epochs", "300"))
     wait_for(lambda: in_middle(tmp_path / "run", 0, 32))
