@@ -42,6 +42,7 @@ class Loop:
         self.began = 0, 0  # the batch at which the epoch was entered, and the samples of it that were seen before
         self.resumed_from: Path | None = None
         self.outdated: list[Path] = []  # files within that epoch whose names count batches of another size
+        self.epoch_rng: dict[str, Any] | None = None  # at the epoch's start: stock data are shuffled by it
         self.samples_seen = self.steps_per_epoch = 0
         self.saving = False
         self.saver = checkpoints.Saver()
@@ -106,6 +107,10 @@ class Loop:
             self._save(model, optimizer, scaler, *((epoch + 1, 0) if complete else (epoch, batches)), dealt, validated)
 
         def between_steps(batches: Any) -> Iterator[tuple[int, Any]]:
+            if not supports_position:
+                if first and restored and len(restored.get("epoch_rng") or ()) == self.args.world_size:
+                    rng.restore(restored["epoch_rng"][self.args.rank])
+                self.epoch_rng = rng.state()
             iterator = _started(batches)
             if first and not supports_position:
                 logging.info("Passing over %d batches that were seen before the restart.", first)
@@ -260,7 +265,7 @@ class Loop:
         """On every rank: a checkpoint of `epochs` complete epochs and `batches` of the next one, whose samples were
         `dealt` out so. `validated` if `evaluate` follows, whose metrics belong on its model card."""
         self.monitor.check()
-        states = self.agreement.gather(rng.state())
+        states, starts = zip(*self.agreement.gather((rng.state(), self.epoch_rng if batches else None)), strict=True)
         self.agreement.saved()
         if not self.saving:
             return
@@ -276,7 +281,8 @@ class Loop:
                 "samples_seen": self.samples_seen,
                 "samples_in_epoch": seen + (batches - first) * self.args.batch_size * self.args.world_size,
                 "data": dealt,
-                "rng": states,
+                "rng": list(states),
+                "epoch_rng": None if None in starts else list(starts),
             },
             "about": record.about(self.args, training.innermost(model), self.sources, self.about),
         }

@@ -137,12 +137,9 @@ def captions_of(folder):
     )
 
 
-def test_an_epoch_that_goes_on_in_other_ways_sees_every_sample_once(counted, tmp_path, monkeypatch):
+def test_an_epoch_that_goes_on_in_other_ways_sees_every_sample_once(ranks, counted, tmp_path):
     """Four times over: other ranks, batches and seeds; each start stops behind its first step but for the last."""
-    monkeypatch.setenv("WATCHED", str(tmp_path / "watched"))
-    (tmp_path / "watched").mkdir()
     (tmp_path / "run").mkdir()
-    ranks = Ranks(tmp_path / "log")
     make = make_flags(counted, tmp_path)
     files = []
     ways = [(2, 16, 0), (1, 4, 5), (1, 32, 5), (2, 2, 1)]
@@ -153,7 +150,6 @@ def test_an_epoch_that_goes_on_in_other_ways_sees_every_sample_once(counted, tmp
         argv = make("--epochs", "1", "--batch-size", str(size), "--seed", str(seed))
         assert ranks.run(world, argv, module="watched_train") == [0 if last else 75] * world
         files.append(sorted(path.name for path in (tmp_path / "run/checkpoints").glob("*.pt")))
-    ranks.close()
     # The third file comes before the second by its name, and is the newest all the same.
     assert files == [["epoch_0_batch_1.pt"], ["epoch_0_batch_9.pt"], ["epoch_0_batch_2.pt"], ["epoch_1.pt"]]
     seen, log = captions_of(tmp_path / "watched"), log_of(tmp_path / "run")
@@ -161,6 +157,20 @@ def test_an_epoch_that_goes_on_in_other_ways_sees_every_sample_once(counted, tmp
     assert (tmp_path / "run/done").read_text() == "128 samples\n"
     assert "with the 96 samples that were left, dealt out anew (--seed 0 is now 5, --batch-size 16 is now 4" in log
     assert "with the 60 samples that were left" in log and "0 are seen again" in log
+
+
+def test_a_csv_file_goes_on_with_the_samples_that_were_left(ranks, tmp_path):
+    """Its order follows from the random numbers at the start of the epoch, here the second one."""
+    more = ("--dataset-type", "csv", "--csv-separator", ",", "--epochs", "2", "--batch-size", "4")
+    argv = make_flags(write_csv(tmp_path, 128), tmp_path)(*more)
+    pids = ranks.start(1, argv, module="watched_train")
+    wait_for((tmp_path / "run/checkpoints/epoch_1.pt").exists)
+    (tmp_path / "run/stop").touch()
+    assert ranks.wait(pids) == [75]
+    assert checkpoints.newest_good(tmp_path / "run/checkpoints").name.startswith("epoch_1_batch_")
+    assert ranks.run(1, argv, module="watched_train") == [0]
+    seen = captions_of(tmp_path / "watched")
+    assert len(seen) == 128 and set(seen.values()) == {2}
 
 
 @pytest.mark.parametrize("kind", ["csv", "uncounted"])
