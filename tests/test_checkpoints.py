@@ -88,6 +88,18 @@ def test_a_file_without_a_digest_is_taken_and_that_is_said_once(tmp_path, caplog
         checkpoints.load(taken)
 
 
+def test_files_that_torch_wrote_without_checksums_are_taken(tmp_path):
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"state_dict": {"w": torch.ones(9)}}, tmp_path / "epoch_1.pt")
+        write(tmp_path, "epoch_2.pt")
+    finally:
+        torch.serialization.set_crc32_options(before)
+    for name in ("epoch_1.pt", "epoch_2.pt"):
+        assert checkpoints.fault(tmp_path / name) is None and checkpoints.load(tmp_path / name)
+
+
 def test_a_digest_is_nothing_to_readers_that_do_not_know_of_it(tmp_path):
     write(tmp_path, "epoch_1.pt")
     code = """if True:
