@@ -184,6 +184,13 @@ def test_an_epoch_that_goes_on_as_it_was_dealt_anew_gives_the_same_batches(shard
     assert (first, again, how) == (10, 17, "with the samples that were left") and begun + rest == whole
 
 
+def test_an_epoch_that_goes_on_with_other_accumulation_begins_a_step_and_sees_all(shards):
+    way = {"world_size": 1, "batch_size": 8, "seed": 0, "shuffle": "30"}
+    seen, state, _, _ = go_on(shards, None, 5, **way)
+    rest, _, first, how = go_on(shards, state, None, accum=2, **way)
+    assert first == 4 and set(seen + rest) == everything() and "--accum-freq changed" in how
+
+
 def test_the_rest_of_an_epoch_is_read_with_each_shard_opened_once_by_a_lane(tmp_path):
     write_shards(tmp_path / "d", [40] * 5)
     (tmp_path / "d/sizes.json").write_text(json.dumps({f"{i:05d}.tar": 40 for i in range(5)}))

@@ -90,8 +90,9 @@ class Loader:
         self._compare(state["probes"])
         deals = [Deal(**deal) for deal in state["deals"]]
         last = deals[-1]
-        same = last == self._deal(last.first, last.taken)
-        changes = _changes(last, self._deal(last.first, last.taken))
+        now = self._deal(last.first, last.taken)
+        same = last == now and (last.first + last.taken) % multiple_of == 0
+        changes = _changes(last, now)
         if job.kind != "pass":
             return (last.taken, "with the samples that were left") if same else (None, changes)
         base = ExactPass(job.shards, deals[0].seed, epoch)
@@ -182,6 +183,8 @@ def _changes(before: Deal, now: Deal) -> str:
     found = [text for text, name in zip(found, words, strict=True) if getattr(before, name) != getattr(now, name)]
     if before.world_size != now.world_size:
         found.append(f"{before.world_size} ranks are now {now.world_size}")
+    if before == now:
+        found.append("--accum-freq changed")
     return ", ".join(found) or "its batches are shared otherwise by the workers"
 
 
