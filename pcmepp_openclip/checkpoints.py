@@ -145,20 +145,24 @@ def _digest(file: BinaryIO, length: int) -> bytes:
     return digest.hexdigest().encode()
 
 
+def _digest_at_end(file: BinaryIO) -> bytes | None:
+    """The digest that a file ends with, or None if there is none."""
+    file.seek(max(0, file.seek(0, os.SEEK_END) - SEALED))
+    end = file.read()
+    return end[len(SEAL) :] if len(end) == SEALED and end.startswith(SEAL) else None
+
+
 def damage(path: Path) -> str | None:
     """What is wrong with a file of weights by the digest that it ends with, or, without one, by the checksums of a
     zip file. None if it is good, or a file of another kind, which has neither."""
     try:
         with path.open("rb") as file:
-            begins = file.read(len(ZIP))
-            length = file.seek(0, os.SEEK_END)
-            file.seek(max(0, length - SEALED))
-            end = file.read()
-            if len(end) == SEALED and end.startswith(SEAL):
-                if _digest(file, length - SEALED + len(SEAL)) != end[len(SEAL) :]:
-                    return "it is damaged, by its digest"
-                return None
-        return _damage_of_zip(path) if begins == ZIP else None
+            is_zip = file.read(len(ZIP)) == ZIP
+            digest = _digest_at_end(file)
+            if digest is not None:
+                good = _digest(file, file.tell() - len(digest)) == digest
+                return None if good else "it is damaged, by its digest"
+        return _damage_of_zip(path) if is_zip else None
     except OSError as error:
         return str(error)
 
@@ -186,19 +190,17 @@ def fault(path: Path) -> str | None:
     fit and they can be read. That is said once.
     """
     problem = damage(path)
-    if problem is None and not _is_sealed(path):
-        try:
-            torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except Exception as error:
-            return _reason(error)
-        _say_unsealed(path)
-    return problem
-
-
-def _is_sealed(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - SEALED))
-        return file.read(len(SEAL)) == SEAL
+    if problem is not None:
+        return problem
+    try:
+        with path.open("rb") as file:
+            if _digest_at_end(file) is not None:
+                return None
+        torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:
+        return _reason(error)
+    _say_unsealed(path)
+    return None
 
 
 @functools.cache

@@ -100,6 +100,16 @@ def test_files_that_torch_wrote_without_checksums_are_taken(tmp_path):
         assert checkpoints.fault(tmp_path / name) is None and checkpoints.load(tmp_path / name)
 
 
+@pytest.mark.parametrize("content", [b"", b"\0", checkpoints.SEAL, checkpoints.SEAL + b"0" * 64, b"PK\3\4"])
+def test_what_is_no_checkpoint_at_all_is_not_good(tmp_path, content):
+    write(tmp_path, "epoch_1.pt")
+    (tmp_path / "epoch_2.pt").write_bytes(content)
+    (tmp_path / "epoch_3.pt").mkdir()
+    assert checkpoints.newest_good(tmp_path).name == "epoch_1.pt"
+    with pytest.raises(ValueError, match="epoch_2"):
+        checkpoints.load(tmp_path / "epoch_2.pt")
+
+
 def test_a_digest_is_nothing_to_readers_that_do_not_know_of_it(tmp_path):
     write(tmp_path, "epoch_1.pt")
     code = """if True:
