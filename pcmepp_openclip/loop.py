@@ -57,6 +57,11 @@ class Loop:
         self.monitor = Monitor(args)
         self.stock_evaluate, self.keep_rng = evaluate, keep_rng
         self.resumed: dict[str, Any] | None = None  # the `training` part of the checkpoint, until it was used
+        self.about: dict[str, Any] = {}  # the checkpoint's part of that name, see `record`
+        self.began = 0, 0  # the batch at which the epoch was entered, and the samples of it that were seen before
+        self.resumed_from: Path | None = None
+        self.outdated: list[Path] = []  # files within that epoch whose names count batches of another size
+        self.epoch_rng: dict[str, Any] | None = None  # at the epoch's start: stock data are shuffled by it
         self.samples_seen = self.steps_per_epoch = 0
         self.saving = False
         self.saver = checkpoints.Saver()
@@ -108,6 +113,9 @@ class Loop:
         if "state_dict" in checkpoint:
             checkpoint["state_dict"] = training.plain_names(checkpoint["state_dict"])
             self.resumed = checkpoint.get("training")
+            self.resumed_from = Path(path)
+            self.about = checkpoint.get("about") or {}
+            record.check_fixed(vars(self.args), self.about.get("hyperparameters") or {})
             self.samples_seen = (self.resumed or {}).get("samples_seen", 0)
             self.own = Path(path).absolute().parent == self.folder.absolute()
             if any(self.agreement.gather(self._lacks_validation(Path(path), checkpoint))):
@@ -149,15 +157,20 @@ class Loop:
             logging.info("Epoch %d is trained, but its validation was cut off: it is done again.", epoch)
             record.end_last_line(self.folder / record.RESULTS)
             return
-        first = self._first_batch(train.dataloader.num_batches)
+        first = self._first_batch(train, epoch)
         restored, self.resumed = self.resumed, None
 
         def save(batches: int) -> None:
             complete = batches == train.dataloader.num_batches
             validated = complete and not set(VALIDATION).isdisjoint(data)
-            self._save(model, optimizer, scaler, *((epoch + 1, 0) if complete else (epoch, batches)), validated)
+            dealt = train.dataloader.state(batches) if supports_position and not complete else None
+            self._save(model, optimizer, scaler, *((epoch + 1, 0) if complete else (epoch, batches)), dealt, validated)
 
         def between_steps(batches: Any) -> Iterator[tuple[int, Any]]:
+            if not supports_position:
+                if first and restored and len(restored.get("epoch_rng") or ()) == self.args.world_size:
+                    rng.restore(restored["epoch_rng"][self.args.rank])
+                self.epoch_rng = rng.state()
             stall, since = 60 * self.args.stall_minutes, time.monotonic()
             # Buffers are filled before an epoch's first batch, which then takes about as long as the first time.
             longest = START_UP.total_seconds() if self.first_wait is None else max(stall, 10 * self.first_wait)
@@ -328,23 +341,78 @@ class Loop:
             f"{last_checkpoint(self.args)} Free space, then start again with --resume latest."
         )
 
-    def _first_batch(self, batches: int) -> int:
-        """The batch of the epoch to go on at: what was seen of it before, in batches of now."""
+    def _first_batch(self, train: Any, epoch: int) -> int:
+        """The batch of the epoch to go on at, after which there is room for the samples that are left of it."""
+        self.began, self.outdated = (0, 0), []
         if not self.resumed:
             return 0
+        args, batches = self.args, train.dataloader.num_batches
+        self._note_changes(self.resumed["step"])
         self.samples_seen = self.resumed["samples_seen"]
         seen = self.resumed["samples_in_epoch"]
-        first = seen // (self.args.batch_size * self.args.world_size) // self.args.accum_freq * self.args.accum_freq
+        first = min(seen // (args.batch_size * args.world_size) // args.accum_freq * args.accum_freq, batches)
         if seen:
-            how = "with fresh draws" if self.args.dataset_resampled else "with the samples that were left"
-            logging.info("Resuming within the epoch at batch %d of %d, %s.", first, batches, how)
-        if len(self.resumed["rng"]) != self.args.world_size:
+            at, how = first, "with fresh draws"
+            if not args.dataset_resampled:
+                at, how = self._resume_data(train, epoch, first)
+            if at is None:
+                twice = (train.dataloader.num_samples - seen) * seen // train.dataloader.num_samples
+                logging.warning(
+                    "Resuming within the epoch at batch %d of %d, but not with the samples that were left, since %s: "
+                    "about %d samples of this epoch are seen twice, and as many are not seen.",
+                    *(first, batches, how, max(0, twice)),
+                )
+            else:
+                first = at
+                logging.info("Resuming within the epoch at batch %d of %d, %s.", first, batches, how)
+            self.outdated = self._outdated(first)
+        if len(self.resumed["rng"]) != args.world_size:
             logging.info(
                 "Resuming on %d ranks a run of %d: samples seen are carried over, random numbers start anew.",
-                self.args.world_size,
+                args.world_size,
                 len(self.resumed["rng"]),
             )
-        return min(first, batches)
+        self.began = first, seen
+        return first
+
+    def _note_changes(self, step: int) -> None:
+        """Say, and keep for the record, which hyperparameters are others than before."""
+        before, now = self.about.get("hyperparameters") or {}, record.hyperparameters(vars(self.args))
+        changed = record.changes(now, before)
+        for verb, names in (
+            ("are others than before", changed.keys() - set(record.AT_START)),
+            ("have no effect, since the weights are those of the checkpoint", changed.keys() & set(record.AT_START)),
+        ):
+            values = ", ".join(f"{name} {changed[name][1]} (was {changed[name][0]})" for name in sorted(names))
+            if values:
+                logging.warning("Resuming at step %d, these %s: %s.", step, verb, values)
+        kept = {name: pair for name, pair in changed.items() if name not in record.AT_START}
+        if kept:
+            self.about["changes"] = [*(self.about.get("changes") or []), {"step": step, **kept}]
+
+    def _outdated(self, first: int) -> list[Path]:
+        """Where batches have another size now, the new files of the epoch may come before the old by their names. The
+        old must go then, or the next restart would take them for the newest."""
+        assert self.resumed_from is not None
+        newest = checkpoints.position(self.resumed_from)
+        if newest is None or newest[1] == first or self.resumed_from.absolute().parent != self.folder.absolute():
+            return []
+        found = [(checkpoints.position(path) or (0, 0), path) for path in checkpoints.newest_first(self.folder)]
+        return [path for where, path in found if (newest[0], 0) < where <= newest]
+
+    def _resume_data(self, train: Any, epoch: int, first: int) -> tuple[int | None, str]:
+        """The batch at which exactly the samples that are left follow, or None; and how, or why not."""
+        assert self.resumed is not None
+        args, state = self.args, self.resumed.get("data")
+        if state is not None and hasattr(train, "position"):
+            return train.dataloader.resume(epoch, state, args.accum_freq)
+        # Of other data, or of an earlier version.
+        before = {**(self.about.get("hyperparameters") or {}), "world_size": len(self.resumed["rng"])}
+        flags = {"seed": "--seed", "batch_size": "--batch-size", "world_size": "the number of ranks"}
+        changed = [flag for name, flag in flags.items() if before.get(name, getattr(args, name)) != getattr(args, name)]
+        if changed:
+            return None, f"{' and '.join(changed)} changed"
+        return first, "with the samples that were left"
 
     def _steps(
         self, iterator: Iterator, epoch: int, first: int, batches: int, tb_writer: Any, save: Callable[[int], None]
@@ -376,12 +444,19 @@ class Loop:
                         save(i + 1)
 
     def _save(
-        self, model: Any, optimizer: Any, scaler: Any, epochs: int, batches: int, validated: bool = False
+        self,
+        model: Any,
+        optimizer: Any,
+        scaler: Any,
+        epochs: int,
+        batches: int,
+        dealt: dict | None,
+        validated: bool = False,
     ) -> None:
-        """On every rank: a checkpoint of `epochs` complete epochs and `batches` of the next one. `validated` if
-        `evaluate` follows, whose metrics belong on its model card."""
+        """On every rank: a checkpoint of `epochs` complete epochs and `batches` of the next one, whose samples were
+        `dealt` out so. `validated` if `evaluate` follows, whose metrics belong on its model card."""
         self.monitor.check()
-        states = self.agreement.gather(rng.state())
+        states, starts = zip(*self.agreement.gather((rng.state(), self.epoch_rng if batches else None)), strict=True)
         self.agreement.saved()
         self.unsaved = False
         if not self.saving:
@@ -389,6 +464,7 @@ class Loop:
         if self.lock is not None and self.lock.lost:
             raise FolderInUse(f"{self.lock.folder} was taken over by another run ({self.lock.lost}): this one ends.")
         step = epochs * self.steps_per_epoch + batches // self.args.accum_freq
+        first, seen = self.began if batches else (0, 0)
         checkpoint = {
             "epoch": epochs,
             "name": self.args.name,
@@ -397,10 +473,12 @@ class Loop:
             "training": {
                 "step": step,
                 "samples_seen": self.samples_seen,
-                "samples_in_epoch": batches * self.args.batch_size * self.args.world_size,
-                "rng": states,
+                "samples_in_epoch": seen + (batches - first) * self.args.batch_size * self.args.world_size,
+                "data": dealt,
+                "rng": list(states),
+                "epoch_rng": None if None in starts else list(starts),
             },
-            "about": record.about(self.args, training.innermost(model), self.sources),
+            "about": record.about(self.args, training.innermost(model), self.sources, self.about),
         }
         if scaler is not None:
             checkpoint["scaler"] = scaler.state_dict()
@@ -423,4 +501,7 @@ class Loop:
         if problem is not None:
             raise OSError(f"it was written, but cannot be read back: {problem}")
         self.pusher.offer(path, step, hold=validated)
+        for outdated in self.outdated:
+            if outdated != path:
+                outdated.unlink(missing_ok=True)
         checkpoints.prune(self.folder, path, keep_every_epoch=not self.args.delete_previous_checkpoint)

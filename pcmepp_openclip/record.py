@@ -36,9 +36,46 @@ OF_THE_MACHINE = re.compile(
     r"|hub_\w+|save_\w+|keep_most_recent|delete_previous_checkpoint|stall_minutes|trace|train_data_sizes|distributed)"
 )
 
+# What a run is built of: a checkpoint of another does not go on with it. And what matters at its start only.
+FIXED = (
+    *("model", "opt", "siglip", "force_quick_gelu", "force_image_size", "force_context_length"),
+    *("lock_image", "lock_image_unlocked_groups", "lock_text", "lock_text_unlocked_layers"),
+)
+AT_START = ("pretrained", "pretrained_image", "init_a", "init_b", "init_logvar_bias")
 
-def about(args: Any, model: nn.Module, sources: list[dict]) -> dict[str, Any]:
-    """What may be told of a run: to be saved with its weights."""
+
+def check_fixed(args: dict[str, Any], before: dict[str, Any]) -> None:
+    """ValueError if a run with the hyperparameters `before` cannot be resumed with these arguments."""
+    now = hyperparameters(args)
+    for name in FIXED if before else ():
+        if (now.get(name) or None) != (before.get(name) or None):
+            flag = f"--{name.replace('_', '-')}"
+            was, given = (_words(flag, values.get(name)) for values in (before, now))
+            raise ValueError(
+                f"The run that --resume goes on with was trained {was}, not {given}: give the same, or start a new run "
+                "from its weights by --pretrained and another --name."
+            )
+
+
+def _words(flag: str, value: Any) -> str:
+    if not value:
+        return f"without {flag}"
+    return f"with {flag}" if value is True else f"with {flag} {value}"
+
+
+def changes(now: dict[str, Any], before: dict[str, Any]) -> dict[str, list]:
+    """{name: [before, now]} of the hyperparameters that a resumed run goes on with otherwise."""
+    names = sorted(now.keys() | before.keys()) if before else []
+    return {name: [before.get(name), now.get(name)] for name in names if before.get(name) != now.get(name)}
+
+
+def about(args: Any, model: nn.Module, sources: list[dict], resumed: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What may be told of a run: to be saved with its weights.
+
+    Arguments:
+        resumed: the same of the checkpoint that it was resumed from: what mattered at the start only stays as it was,
+            and what was changed later is listed in "changes", with the step.
+    """
     from . import __version__
 
     config = open_clip.get_model_config(args.model)
@@ -50,10 +87,19 @@ def about(args: Any, model: nn.Module, sources: list[dict]) -> dict[str, Any]:
     versions |= {"torch": torch.__version__, "python": platform.python_version()}
     return {
         "config": folder.describe(model, config),
-        "hyperparameters": hyperparameters(vars(args)),
+        "hyperparameters": in_effect(hyperparameters(vars(args)), (resumed or {}).get("hyperparameters") or {}),
+        "changes": (resumed or {}).get("changes") or [],
         "data": sources,
         "versions": {name: str(version) for name, version in versions.items()},
     }
+
+
+def in_effect(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """The hyperparameters of a run that was resumed: flags for its start have no effect any more."""
+    if not before:
+        return now
+    kept = {name: value for name, value in now.items() if name not in AT_START}
+    return dict(sorted({**kept, **{name: before[name] for name in AT_START if name in before}}.items()))
 
 
 def hyperparameters(args: dict[str, Any]) -> dict[str, Any]:

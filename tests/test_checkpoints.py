@@ -1,13 +1,18 @@
 """Checkpoint files: whole or not at all, verified, pruned; a disk that is full costs one save."""
 
+import logging
 import os
+import random
 import subprocess
 import sys
+import zipfile
 
+import open_clip
 import pytest
 import torch
+from helpers import run_code
 
-from pcmepp_openclip import checkpoints, rng
+from pcmepp_openclip import checkpoints, cli, rng
 
 
 def write(folder, *names):
@@ -34,6 +39,108 @@ def test_the_newest_good_one_is_taken_and_the_others_are_named(tmp_path, caplog)
     with pytest.raises(ValueError, match="epoch_11"):
         checkpoints.load(tmp_path / "epoch_11.pt")
     assert checkpoints.newest_good(tmp_path / "empty") is None
+
+
+def flips(path, bits):
+    """The file with one of these bits flipped, again and again; afterwards as it was."""
+    with path.open("r+b") as file:
+        for bit in bits:
+            file.seek(bit // 8)
+            byte = file.read(1)[0]
+            for value in (byte ^ 1 << bit % 8, byte):
+                file.seek(bit // 8)
+                file.write(bytes([value]))
+                file.flush()
+                if value != byte:
+                    yield bit
+
+
+def test_no_flipped_bit_is_missed_and_the_one_before_is_taken(tmp_path, caplog):
+    caplog.set_level(logging.ERROR)
+    write(tmp_path, "epoch_1.pt", "epoch_2.pt")
+    path = tmp_path / "epoch_2.pt"
+    directory, end = zipfile.ZipFile(path).start_dir * 8, path.stat().st_size * 8
+    dice = random.Random(0)
+    for number, bit in enumerate(flips(path, range(directory, end))):  # every one
+        assert checkpoints.fault(path) is not None, bit
+        if number % 50 == 0:
+            assert checkpoints.newest_good(tmp_path).name == "epoch_1.pt", bit
+            with pytest.raises(ValueError, match=r"epoch_2\.pt is not a good checkpoint"):
+                checkpoints.load(path)
+    for bit in flips(path, [dice.randrange(directory) for _ in range(20_000)]):
+        assert checkpoints.fault(path) is not None, bit
+    assert checkpoints.newest_good(tmp_path) == path
+
+
+def test_a_file_without_a_digest_is_taken_and_that_is_said_once(tmp_path, caplog):
+    """Of stock open_clip, or of an earlier version."""
+    caplog.set_level(logging.INFO)
+    write(tmp_path, "epoch_1.pt")
+    path = tmp_path / "epoch_2.pt"
+    torch.save({"epoch": 2, "state_dict": {"w": torch.arange(20.0), "v": torch.arange(9)}}, path)
+    assert [checkpoints.newest_good(tmp_path) for _ in range(3)] == [path] * 3
+    assert caplog.text.count("without a digest") == 1 and "epoch_2.pt was saved" in caplog.text
+    caplog.set_level(logging.ERROR)
+    bits = range(zipfile.ZipFile(path).start_dir * 8, path.stat().st_size * 8)
+    for bit in flips(path, bits[::3]):  # its checksums do not cover all, but what is taken can be read
+        taken = checkpoints.newest_good(tmp_path)
+        assert taken in (path, tmp_path / "epoch_1.pt"), bit
+        checkpoints.load(taken)
+
+
+def test_files_that_torch_wrote_without_checksums_are_taken(tmp_path):
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"state_dict": {"w": torch.ones(9)}}, tmp_path / "epoch_1.pt")
+        write(tmp_path, "epoch_2.pt")
+    finally:
+        torch.serialization.set_crc32_options(before)
+    for name in ("epoch_1.pt", "epoch_2.pt"):
+        assert checkpoints.fault(tmp_path / name) is None and checkpoints.load(tmp_path / name)
+
+
+@pytest.mark.parametrize("content", [b"", b"\0", checkpoints.SEAL, checkpoints.SEAL + b"0" * 64, b"PK\3\4"])
+def test_what_is_no_checkpoint_at_all_is_not_good(tmp_path, content):
+    write(tmp_path, "epoch_1.pt")
+    (tmp_path / "epoch_2.pt").write_bytes(content)
+    (tmp_path / "epoch_3.pt").mkdir()
+    assert checkpoints.newest_good(tmp_path).name == "epoch_1.pt"
+    with pytest.raises(ValueError, match="epoch_2"):
+        checkpoints.load(tmp_path / "epoch_2.pt")
+
+
+def test_a_digest_is_nothing_to_readers_that_do_not_know_of_it(tmp_path):
+    write(tmp_path, "epoch_1.pt")
+    code = """if True:
+        import sys, torch, open_clip.factory
+        for read in (open_clip.factory.load_state_dict, *(
+            lambda path, mmap=mmap: torch.load(path, weights_only=True, mmap=mmap)["state_dict"] for mmap in (0, 1)
+        )):
+            assert torch.equal(read(sys.argv[1])["w"], torch.arange(1000.0))
+        assert "pcmepp_openclip" not in sys.modules
+    """
+    run_code(code, str(tmp_path / "epoch_1.pt"))
+
+
+@pytest.mark.parametrize("place", ["tensor", "directory", "digest", "cut"])
+def test_a_damaged_file_is_refused_by_everything_that_reads_weights(tmp_path, capsys, place):
+    model = open_clip.create_model("PCMEpp-tiny")
+    path = tmp_path / "epoch_1.pt"
+    checkpoints.save({"epoch": 1, "state_dict": model.state_dict()}, path)
+    assert cli.main(["convert", str(path), str(tmp_path / "good.safetensors")]) == 0
+    whole, directory = path.read_bytes(), zipfile.ZipFile(path).start_dir
+    at = {"tensor": directory // 2, "directory": directory + 2, "digest": len(whole) - 10, "cut": 0}[place]
+    damaged = bytearray(whole)
+    damaged[at] ^= place != "cut"
+    path.write_bytes(damaged[:-1000] if place == "cut" else damaged)
+    with pytest.raises(Exception, match=r"epoch_1\.pt"):
+        open_clip.create_model("PCMEpp-tiny", pretrained=str(path))
+    for command in (["convert", path, tmp_path / "clip.pt"], ["push", path, "org/name", "--model", "PCMEpp-tiny"]):
+        capsys.readouterr()
+        assert cli.main([str(word) for word in command]) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and "epoch_1.pt is not a good checkpoint" in said
 
 
 def test_pruning_never_takes_the_last(tmp_path):

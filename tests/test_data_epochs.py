@@ -1,6 +1,7 @@
 """Epochs: exact passes and resampled ones, the same for any number of workers, resumed in their middle, over ranks."""
 
 import collections
+import itertools
 import json
 import os
 import random
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from shard_maker import arguments, captions, flat, jitter, load, pair, serve, write_shards, write_tar
+from shard_maker import arguments, captions, flat, jitter, load, pair, read_back, serve, write_shards, write_tar
 
 from pcmepp_openclip.data.plan import ExactPass, Shard, lane_batches, lane_count, lane_slice
 from pcmepp_openclip.data.sizes import ShardSize
@@ -136,6 +137,71 @@ def test_a_resumed_resampled_epoch_draws_afresh(shards):
     assert captions(data) == rest
     data.set_epoch(0)
     assert captions(data) == whole
+
+
+def go_on(shards, state, stop, *, world_size, accum=1, shuffle, **changed):
+    """An epoch from `state` on, on all ranks, for `stop` batches or to its end: captions, state, first batch, how."""
+    seen = []
+    for rank in range(world_size):
+        flags = ("--train-data-shuffle", shuffle)
+        data = load(arguments(shards, *flags, world_size=world_size, rank=rank, **changed))
+        first, how = (0, "") if state is None else data.dataloader.resume(3, state, accum)
+        data.set_epoch(3, first_batch=first)
+        end = min(data.dataloader.num_batches, first + stop) if stop else data.dataloader.num_batches
+        batches = itertools.islice(data.dataloader, end - first)
+        seen += [caption for _, texts in batches for caption in read_back(texts)]
+    return seen, data.dataloader.state(end), first, how
+
+
+@pytest.mark.parametrize("case", range(12))
+def test_an_epoch_may_go_on_again_and_again_with_other_seeds_batches_and_ranks(shards, case):
+    dice = random.Random(case)
+    way = lambda: {  # noqa: E731
+        "world_size": dice.choice([1, 2, 3]),
+        "batch_size": dice.choice([1, 3, 4, 8]),
+        "seed": dice.choice([0, 1]),
+        "shuffle": dice.choice(["1", "20", "1000"]),
+    }
+    seen, state = [], None
+    for _ in range(dice.choice([1, 2, 3])):
+        some, state, _, _ = go_on(shards, state, dice.randrange(1, 7), **way())
+        seen += some
+    last, accum = way(), dice.choice([1, 2])
+    some, _, first, how = go_on(shards, state, None, accum=accum, **last)
+    assert set(seen + some) == everything() and first % accum == 0
+    assert len(set(seen)) == len(seen)  # what is seen again is so at the very end, to fill the batches
+    assert f"{len(seen) + len(some) - sum(COUNTS)} are seen again" in how
+    assert len(seen) + len(some) - sum(COUNTS) < last["world_size"] * last["batch_size"] * accum
+
+
+def test_an_epoch_that_goes_on_as_it_was_dealt_anew_gives_the_same_batches(shards):
+    """A second restart, without any further change, and with workers: as if there had been none."""
+    one, two = ({"world_size": 1, "batch_size": size, "seed": size, "shuffle": "30"} for size in (8, 4))
+    _, state, _, _ = go_on(shards, None, 5, **one)
+    whole, _, first, _ = go_on(shards, state, None, **two)
+    begun, state, _, _ = go_on(shards, state, 7, **two)
+    rest, _, again, how = go_on(shards, state, None, workers=2, **two)
+    assert (first, again, how) == (10, 17, "with the samples that were left") and begun + rest == whole
+
+
+def test_an_epoch_that_goes_on_with_other_accumulation_begins_a_step_and_sees_all(shards):
+    way = {"world_size": 1, "batch_size": 8, "seed": 0, "shuffle": "30"}
+    seen, state, _, _ = go_on(shards, None, 5, **way)
+    rest, _, first, how = go_on(shards, state, None, accum=2, **way)
+    assert first == 4 and set(seen + rest) == everything() and "--accum-freq changed" in how
+
+
+def test_the_rest_of_an_epoch_is_read_with_each_shard_opened_once_by_a_lane(tmp_path):
+    write_shards(tmp_path / "d", [40] * 5)
+    (tmp_path / "d/sizes.json").write_text(json.dumps({f"{i:05d}.tar": 40 for i in range(5)}))
+    with serve(tmp_path) as server:
+        way = {"world_size": 1, "shuffle": "60", "seed": 0}
+        shards = f"d={server.url}/d/{{00000..00004}}.tar"
+        _, state, _, _ = go_on(shards, None, 2, batch_size=50, **way)
+        server.log.clear()
+        some, _, _, _ = go_on(shards, state, None, batch_size=100, **way)
+        assert len(some) == len(set(some)) == 100
+        assert len([path for _, path, _ in server.log if path.endswith(".tar")]) <= 6  # one is seen again
 
 
 def test_an_epoch_cannot_be_entered_behind_its_end(shards):

@@ -1,8 +1,11 @@
 """A run that is stopped, killed, or stalls goes on as if nothing had been. Real processes, real signals."""
 
+import collections
+import json
 import os
 import random
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -10,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from ranks import Ranks
-from shards import write_shards
+from shards import write_csv, write_shards
 
 from pcmepp_openclip import checkpoints
 
@@ -115,6 +118,130 @@ def test_another_number_of_ranks_carries_the_samples_over(ranks, flags, tmp_path
     assert ranks.run(1, flags()) == [0]
     log = log_of(tmp_path / "run")
     assert "Resuming on 1 ranks a run of 2" in log and (tmp_path / "run/done").read_text() == "384 samples\n"
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory):
+    """128 samples with captions of their own, counted."""
+    folder = tmp_path_factory.mktemp("counted")
+    (folder / "sizes.json").write_text(json.dumps({f"{i:05d}.tar": 16 for i in range(8)}))
+    return write_shards(folder, shards=8, samples=16)
+
+
+def captions_of(folder):
+    return collections.Counter(
+        tuple(token for token in row if token)
+        for path in folder.iterdir()
+        for line in path.read_text().splitlines()
+        for row in json.loads(line)
+    )
+
+
+def test_an_epoch_that_goes_on_in_other_ways_sees_every_sample_once(ranks, counted, tmp_path):
+    """Four times over: other ranks, batches and seeds; each start stops behind its first step but for the last."""
+    (tmp_path / "run").mkdir()
+    make = make_flags(counted, tmp_path)
+    files = []
+    ways = [(2, 16, 0), (1, 4, 5), (1, 32, 5), (2, 2, 1)]
+    for number, (world, size, seed) in enumerate(ways, 1):
+        last = number == len(ways)
+        if not last:
+            (tmp_path / "run/stop").touch()
+        argv = make("--epochs", "1", "--batch-size", str(size), "--seed", str(seed))
+        assert ranks.run(world, argv, module="watched_train") == [0 if last else 75] * world
+        files.append(sorted(path.name for path in (tmp_path / "run/checkpoints").glob("*.pt")))
+    # The third file comes before the second by its name, and is the newest all the same.
+    assert files == [["epoch_0_batch_1.pt"], ["epoch_0_batch_9.pt"], ["epoch_0_batch_2.pt"], ["epoch_1.pt"]]
+    seen, log = captions_of(tmp_path / "watched"), log_of(tmp_path / "run")
+    assert len(seen) == 128 and set(seen.values()) == {1}, "some were seen twice, others never"
+    assert (tmp_path / "run/done").read_text() == "128 samples\n"
+    assert "with the 96 samples that were left, dealt out anew (--seed 0 is now 5, --batch-size 16 is now 4" in log
+    assert "with the 60 samples that were left" in log and "0 are seen again" in log
+
+
+def test_a_csv_file_goes_on_with_the_samples_that_were_left(ranks, tmp_path):
+    """Its order follows from the random numbers at the start of the epoch, here the second one."""
+    more = ("--dataset-type", "csv", "--csv-separator", ",", "--epochs", "2", "--batch-size", "4")
+    argv = make_flags(write_csv(tmp_path, 128), tmp_path)(*more)
+    pids = ranks.start(1, argv, module="watched_train")
+    wait_for((tmp_path / "run/checkpoints/epoch_1.pt").exists)
+    (tmp_path / "run/stop").touch()
+    assert ranks.wait(pids) == [75]
+    assert checkpoints.newest_good(tmp_path / "run/checkpoints").name.startswith("epoch_1_batch_")
+    assert ranks.run(1, argv, module="watched_train") == [0]
+    seen = captions_of(tmp_path / "watched")
+    assert len(seen) == 128 and set(seen.values()) == {2}
+
+
+@pytest.mark.parametrize("kind", ["csv", "uncounted"])
+def test_what_cannot_be_exact_is_said_with_its_number(ranks, data, tmp_path, kind):
+    more = []
+    if kind == "csv":
+        data = write_csv(tmp_path, 128)
+        more = ["--dataset-type", "csv", "--csv-separator", ","]
+    make = make_flags(data, tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/stop").touch()
+    assert ranks.run(1, make("--epochs", "1", "--batch-size", "32", *more)) == [75]
+    assert ranks.run(1, make("--epochs", "1", "--batch-size", "32", "--seed", "3", *more)) == [0]
+    assert "--seed" in log_of(tmp_path / "run")
+    assert "about 24 samples of this epoch are seen twice, and as many are not seen" in log_of(tmp_path / "run")
+
+
+def test_shards_that_were_replaced_are_noticed(ranks, counted, tmp_path):
+    folder = tmp_path / "data"
+    shutil.copytree(Path(counted).parent, folder)
+    make = make_flags(str(folder / Path(counted).name), tmp_path)
+    (tmp_path / "run").mkdir()
+    for replace in (lambda: None, lambda: shutil.copy(folder / "00003.tar", folder / "00001.tar"), recount(folder)):
+        replace()
+        (tmp_path / "run/stop").touch()
+        assert ranks.run(1, make("--epochs", "1")) == [75]
+    log = log_of(tmp_path / "run")
+    assert "1 of 8 shards that were looked at do not hold what they held" in log and "00001.tar" in log
+    assert "the shards or their counts are not the same: about 14 samples of this epoch are seen twice" in log
+
+
+def recount(folder):
+    def count_again():
+        sizes = json.loads((folder / "sizes.json").read_text())
+        (folder / "sizes.json").write_text(json.dumps(sizes | {"00002.tar": 12}))
+
+    return count_again
+
+
+@pytest.mark.parametrize("opt", ["adamw", "timm/lamb"])
+def test_flags_of_the_optimizer_that_are_changed_on_resume_count(ranks, flags, tmp_path, opt):
+    """Decay, betas and eps are in the optimizer's state, too: a resumed run goes on with those of its command line, and
+    the record has what is; --init-a is for the start, and the record keeps it."""
+    first = ["--opt", opt, "--wd", "0.2", "--beta1", "0.9", "--beta2", "0.98", "--eps", "1e-6", "--init-a", "5"]
+    other = ["--opt", opt, "--wd", "0.05", "--beta1", "0.8", "--beta2", "0.97", "--eps", "1e-7", "--init-a", "7"]
+    last = ["--skip-scheduler", "--lr", "2e-3"]  # else the schedule sets it
+    (tmp_path / "run").mkdir()
+    for more in (first, other + last):
+        (tmp_path / "run/stop").touch()
+        assert ranks.run(1, flags(*more)) == [75]
+    checkpoint = checkpoints.load(checkpoints.newest_good(tmp_path / "run/checkpoints"))
+    groups = checkpoint["optimizer"]["param_groups"]
+    assert {group["weight_decay"] for group in groups} == {0, 0.05}
+    assert {(*group["betas"], group["eps"], group["lr"]) for group in groups} == {(0.8, 0.97, 1e-7, 2e-3)}
+    assert all(state["step"] == 2 for state in checkpoint["optimizer"]["state"].values() if "step" in state)
+    about, log = checkpoint["about"], log_of(tmp_path / "run")
+    kept = {name: about["hyperparameters"][name] for name in ("wd", "beta1", "lr", "init_a")}
+    assert kept == {"wd": 0.05, "beta1": 0.8, "lr": 2e-3, "init_a": 5}
+    assert about["changes"][0]["step"] == 1 and about["changes"][0]["wd"] == [0.2, 0.05]
+    assert "Resuming at step 1, these are others than before: beta1 0.8 (was 0.9)" in log
+    assert "have no effect, since the weights are those of the checkpoint: init_a 7.0 (was 5.0)" in log
+
+
+def test_what_a_run_is_built_of_cannot_be_changed_on_resume(ranks, flags, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/stop").touch()
+    assert ranks.run(1, flags()) == [75]
+    before = ranks.log.read_text()
+    assert ranks.run(1, flags("--opt", "timm/lamb"))[0] in (1, 2)
+    said = ranks.log.read_text().removeprefix(before)
+    assert "trained with --opt adamw, not with --opt timm/lamb: give the same, or start a new run" in said
 
 
 def test_a_second_signal_ends_at_once(ranks, flags, tmp_path):

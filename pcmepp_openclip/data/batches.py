@@ -15,7 +15,18 @@ from torch.utils.data import IterableDataset, default_collate
 from . import causes
 from .decode import BadImage, decode_image
 from .feeds import DrawFeed, Guard, NothingUsable, PassFeed, Reader, WalkFeed
-from .plan import ExactPass, Shard, endless_draws, lane_batches, lane_slice, seed_for, uncounted_walk
+from .plan import (
+    ExactPass,
+    Line,
+    Shard,
+    buffer_size,
+    endless_draws,
+    fresh_slice,
+    lane_batches,
+    order_seed,
+    seed_for,
+    uncounted_walk,
+)
 from .shards import Sample
 from .sources import label
 from .tally import Tally
@@ -32,6 +43,7 @@ class Job:
         shards: of all sources, in order.
         names: of the sources.
         shares: the wanted mix of a resampled epoch, by source; None for an exact pass.
+        samples: of an epoch, over all ranks, before the last batch is filled.
         batches: of the rank, in an epoch.
         shuffle: samples that wait in the shuffle buffers of the rank.
         max_empty_shards: so many in a row without a usable sample end the run.
@@ -49,6 +61,7 @@ class Job:
     rank: int
     world_size: int
     batch_size: int
+    samples: int
     batches: int
     lanes: int
     shuffle: int
@@ -63,8 +76,25 @@ class Job:
     pad: int | None
 
     @property
+    def kind(self) -> str:
+        """Of its epochs: random draws, an exact pass, or a walk over whole shards that were not counted."""
+        return "draws" if self.shares is not None else "pass" if self.counted else "walk"
+
+    @property
     def counted(self) -> bool:
         return all(shard.size is not None for shard in self.shards)
+
+
+class Rest(NamedTuple):
+    """What is left of an epoch that had begun with another seed, batch size or number of ranks.
+
+    Arguments:
+        first: the batch of the epoch, in batches of now, that it begins with.
+    """
+
+    epoch: int
+    first: int
+    line: Line
 
 
 class Batch(NamedTuple):
@@ -80,37 +110,43 @@ class Failure(NamedTuple):
 
 
 class Lane:
-    """The batches of one lane in one epoch, from `first_batch` of the rank on."""
+    """The batches of one lane in one epoch, from `first_batch` of the rank on.
 
-    def __init__(self, job: Job, lane: int, epoch: int, first_batch: int):
-        self._job, self._lane, self._epoch = job, lane, epoch
+    Arguments:
+        rest: what is left of the epoch, where it had begun otherwise.
+    """
+
+    def __init__(self, job: Job, lane: int, epoch: int, first_batch: int, rest: "Rest | None" = None):
+        self._job, self._lane, self._epoch, self._rest = job, lane, epoch, rest
         self.tally = Tally()
         self._guard = Guard(job.max_empty_shards)
         self._undecodable: set[tuple[int, str, str]] = set()
-        skip = lane_batches(first_batch, job.lanes, lane) * job.batch_size
+        skip = lane_batches(first_batch - (rest.first if rest else 0), job.lanes, lane) * job.batch_size
         self._feed = self._open(skip, first_batch)
 
     def _open(self, skip: int, first_batch: int) -> PassFeed | DrawFeed | WalkFeed:
-        job, buffer_size = self._job, max(1, self._job.shuffle // self._job.lanes)
+        job, size = self._job, buffer_size(self._job.shuffle, self._job.lanes)
         if job.shares is not None:
             # A resumed epoch goes on with fresh draws, else it would see the same samples again.
             rng = random.Random(seed_for("draw", job.seed, self._epoch, job.rank, self._lane, first_batch))
             shares = {number: share for number, share in enumerate(job.shares) if share}
             shards = {number: [shard for shard in job.shards if shard.source == number] for number in shares}
             visits = {number: endless_draws(shards[number], rng) for number in shares}
-            sizes = [min(round(buffer_size * shares[number]), _total(shards[number])) for number in shares]
+            sizes = [min(round(size * shares[number]), _total(shards[number])) for number in shares]
             return DrawFeed(visits, list(shares.values()), sizes, self._reader, rng)
-        rng = random.Random(seed_for("order", job.seed, self._epoch, job.rank, self._lane))
+        rng = random.Random(order_seed(job.seed, self._epoch, job.rank, self._lane))
         if job.counted:
-            line = ExactPass(job.shards, job.seed, self._epoch)
-            begin, end = lane_slice(job.batches, job.lanes, self._lane, job.rank, job.batch_size)
-            fresh_end = max(begin, min(end, len(line)))
+            line: Line = self._rest.line if self._rest else ExactPass(job.shards, job.seed, self._epoch)
+            batches = job.batches - (self._rest.first if self._rest else 0)
+            begin, fresh_end = fresh_slice(
+                len(line), batches, job.lanes, self._lane, rank=job.rank, batch_size=job.batch_size
+            )
             readers = self._reader(), self._reader(again=True)
-            return PassFeed(line, begin, fresh_end, buffer_size, skip, *readers, self._tally, rng)
+            return PassFeed(line, begin, fresh_end, size, skip, *readers, self._tally, rng)
         same = random.Random(seed_for("walk", job.seed, self._epoch))
         part, parts = job.rank * job.lanes + self._lane, job.world_size * job.lanes
         own, others = uncounted_walk(job.shards, same, part, parts)
-        feed = WalkFeed(own, others, buffer_size, self._reader(), self._reader(again=True), self._tally, rng)
+        feed = WalkFeed(own, others, size, self._reader(), self._reader(again=True), self._tally, rng)
         feed.take_batch(skip)
         return feed
 
@@ -209,22 +245,36 @@ def _seeded(seed: int) -> Iterator[None]:
             np.random.set_state(arrays)
 
 
+def lane_of(number: int, job: Job, rest: Rest | None) -> int:
+    """The lane that batch `number` of a rank's epoch comes from."""
+    return (number - (rest.first if rest else 0)) % job.lanes
+
+
 class WorkerBatches(IterableDataset):
     """The batches of one worker: those of the lanes that are its own, in the order of the epoch."""
 
-    def __init__(self, job: Job, worker: int, workers: int, position: Callable[[], tuple[int, int]]):
+    def __init__(
+        self,
+        job: Job,
+        worker: int,
+        workers: int,
+        position: Callable[[], tuple[int, int]],
+        rest: Rest | None = None,
+    ):
         """`position` gives the epoch and the batch to begin with, as the training process has set them."""
         self._job, self._worker, self._workers, self._position = job, worker, workers, position
+        self._rest = rest
 
     def __iter__(self) -> Iterator[Batch | Failure]:
         epoch, first_batch = self._position()
+        rest = self._rest if self._rest and self._rest.epoch == epoch else None
         lanes: dict[int, Lane] = {}
         try:
             for number in range(first_batch, self._job.batches):
-                lane = number % self._job.lanes
+                lane = lane_of(number, self._job, rest)
                 if lane % self._workers == self._worker:
                     if lane not in lanes:
-                        lanes[lane] = Lane(self._job, lane, epoch, first_batch)
+                        lanes[lane] = Lane(self._job, lane, epoch, first_batch, rest)
                     yield lanes[lane].next(number)
         except NothingUsable as error:
             tally = Tally()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 from .mixing import Mixer
-from .plan import ExactPass, Segment, Visit
+from .plan import Line, Segment, Visit
 from .shards import Sample, read_samples
 from .tally import Tally
 
@@ -61,12 +61,17 @@ class Reader:
     def slots(self, segment: Segment) -> Iterator[Sample | None]:
         """Exactly one item for each position of a segment, None where there is nothing usable."""
         assert segment.shard.size is not None
-        yielded, wanted = 0, segment.stop - segment.start
         whole = segment.stop == segment.shard.size.samples
-        for item in self._read(Visit(segment.shard, segment.start), segment.stop, note_excess=whole):
-            yielded += 1
-            yield item
-        yield from itertools.repeat(None, wanted - yielded)
+        items = self._read(Visit(segment.shard, segment.start), segment.stop, note_excess=whole)
+        at = segment.start
+        for start, stop in segment.only or ((segment.start, segment.stop),):
+            yielded = 0
+            for item in itertools.islice(items, start - at, stop - at):
+                yielded += 1
+                yield item
+            yield from itertools.repeat(None, stop - start - yielded)
+            at = stop
+        next(items, None)  # its end is looked at, too
 
     def samples(self, visit: Visit) -> Iterator[Sample]:
         """The usable samples of a shard."""
@@ -137,7 +142,7 @@ class PassFeed:
 
     def __init__(
         self,
-        line: ExactPass,
+        line: Line,
         begin: int,
         fresh_end: int,
         buffer_size: int,

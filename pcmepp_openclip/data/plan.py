@@ -15,7 +15,7 @@ import hashlib
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from .sizes import ShardSize
 
@@ -48,11 +48,20 @@ class Shard(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Positions [start, stop) of a shard."""
+    """Positions [start, stop) of a shard; of these, where it is given, `only` those in pieces [start, stop) of it."""
 
     shard: Shard
     start: int
     stop: int
+    only: tuple[tuple[int, int], ...] | None = None
+
+
+class Line(Protocol):
+    """Samples in a row, to be cut into slices."""
+
+    def __len__(self) -> int: ...
+
+    def segments(self, begin: int, end: int | None = None) -> Iterator[Segment]: ...
 
 
 class ExactPass:
@@ -68,6 +77,11 @@ class ExactPass:
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
+
+    def pieces(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
+        """[begin, end) itself, where it is not empty: see `Left`."""
+        if begin < end:
+            yield begin, end
 
     def segments(self, begin: int, end: int | None = None) -> Iterator[Segment]:
         """The pieces of shards at [begin, end) of the line, which begins again behind its end. No `end`: for ever."""
@@ -93,6 +107,22 @@ def lane_slice(batches: int, lanes: int, lane: int, rank: int, batch_size: int) 
     before = sum(lane_batches(batches, lanes, other) for other in range(lane))
     begin = (rank * batches + before) * batch_size
     return begin, begin + lane_batches(batches, lanes, lane) * batch_size
+
+
+def fresh_slice(length: int, batches: int, lanes: int, lane: int, *, rank: int, batch_size: int) -> tuple[int, int]:
+    """The part of a lane's slice that lies on a line of that length: samples that no other lane has."""
+    begin, end = lane_slice(batches, lanes, lane, rank, batch_size)
+    return begin, max(begin, min(end, length))
+
+
+def order_seed(seed: int, epoch: int, rank: int, lane: int) -> int:
+    """Of the shuffling within a lane."""
+    return seed_for("order", seed, epoch, rank, lane)
+
+
+def buffer_size(shuffle: int, lanes: int) -> int:
+    """Samples that wait in a lane, where `shuffle` wait on the rank."""
+    return max(1, shuffle // lanes)
 
 
 class Visit(NamedTuple):

@@ -68,6 +68,7 @@ def make_job(args: argparse.Namespace, setup: Setup, transform: Any, tokenizer: 
         rank=args.rank,
         world_size=args.world_size,
         batch_size=args.batch_size,
+        samples=setup.samples,
         batches=batches,
         lanes=lane_count(batches, args.workers, len(shards) // args.world_size if uncut else None),
         shuffle=args.train_data_shuffle,

@@ -57,6 +57,7 @@ _check_host()
 from open_clip import factory, pretrained  # noqa: E402
 from open_clip.model import CLIPTextCfg, CLIPVisionCfg, _build_text_tower, _build_vision_tower  # noqa: E402
 
+from ..checkpoints import Damaged, verified  # noqa: E402
 from . import repos  # noqa: E402
 
 CLIP = open_clip.CLIP
@@ -192,10 +193,15 @@ def register(
         try:
             return stock(model, checkpoint_path, *args, **kwargs)
         except Exception as error:
-            if not isinstance(model, model_class):
+            if not isinstance(model, model_class) or isinstance(error, Damaged):
                 raise
             raise RuntimeError(f"Cannot load {checkpoint_path}: {_reason(error)}") from error
 
+    def read(stock: Callable, checkpoint_path: str, *args: Any, **kwargs: Any) -> Any:
+        with verified(Path(checkpoint_path)):
+            return stock(checkpoint_path, *args, **kwargs)
+
+    factory.load_state_dict = _wrap(factory.load_state_dict, read)
     factory.create_loss = open_clip.create_loss = _wrap(factory.create_loss, loss_of)
     factory.convert_state_dict = _wrap(factory.convert_state_dict, convert)
     factory.load_checkpoint = open_clip.load_checkpoint = _wrap(factory.load_checkpoint, load)
@@ -261,6 +267,8 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
     """The tensors of a checkpoint file of any kind that open_clip reads, without `module.`; no code is run."""
     try:
         return factory.load_state_dict(str(path), weights_only=True)
+    except Damaged:
+        raise
     except Exception as error:
         raise ValueError(f"{path} is not a checkpoint that can be read: {_reason(error)}") from error
 

@@ -24,6 +24,9 @@ stock_evaluate = open_clip_train.train.evaluate
 stock_get_data = open_clip_train.main.get_data
 stock_get_latest_checkpoint = open_clip_train.main.get_latest_checkpoint
 stock_pt_load = open_clip_train.main.pt_load
+_stock_load_optimizer = torch.optim.Optimizer.load_state_dict
+
+OPTIMIZER_FLAGS = ("lr", "betas", "eps", "weight_decay", "momentum")  # as torch and timm name what the flags set
 
 
 def trains_on_cpu(args: Any) -> bool:
@@ -54,8 +57,20 @@ def run_main(argv: list[str], **names: Callable) -> int:
     for name in names:
         if not hasattr(open_clip_train.main, name):
             raise ImportError(f"open_clip_train.main has no {name}: this open_clip is not supported.")
-    with replaced(open_clip_train.main, **names), replaced(torch.nn.parallel, DistributedDataParallel=DDP):
+    with (
+        replaced(open_clip_train.main, **names),
+        replaced(torch.nn.parallel, DistributedDataParallel=DDP),
+        replaced(torch.optim.Optimizer, load_state_dict=_load_optimizer),
+    ):
         return open_clip_train.main.main(argv) or 0
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, state_dict: dict) -> None:
+    """torch's, which takes the checkpoint's --wd, --beta1, ... over those of the command line, with these kept."""
+    wanted = [{name: group[name] for name in OPTIMIZER_FLAGS if name in group} for group in optimizer.param_groups]
+    _stock_load_optimizer(optimizer, state_dict)
+    for group, flags in zip(optimizer.param_groups, wanted, strict=True):
+        group.update(flags)
 
 
 def stock_setup_logging(*args: Any) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,10 @@ def _from_checkpoint(path: Path, wanted: Wanted, run: Path | None, target: Path)
 
 def _read(path: Path) -> dict[str, Any]:
     """A checkpoint of a run, or bare weights as one; the optimizer's part stays on the disk, no code is run."""
-    if path.suffix == ".pt" and checkpoints.fault(path) is None:
+    if path.suffix == ".pt" and zipfile.is_zipfile(path):
+        problem = checkpoints.damage(path)
+        if problem:
+            raise checkpoints.Damaged(path, problem)
         try:
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except Exception as error:
