@@ -2,40 +2,15 @@
 
 import io
 import json
-import multiprocessing
-import resource
 import tarfile
-from pathlib import Path
 
 import pytest
 from hostile_tars import GOOD, HARMLESS, HOSTILE, compressed
-from shard_maker import arguments, flat, load, pair, serve, write_shards, write_tar
+from shard_maker import arguments, flat, load, pair, serve, within, write_shards, write_tar
 
 from pcmepp_openclip import cli
 from pcmepp_openclip.data import causes
 from pcmepp_openclip.data.shards import read_samples
-
-MEMORY = 2 << 30
-
-
-def within(seconds: float, function, *args):
-    """What a function returns in a process of its own, which may take so long and 2 GB more than this one has."""
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
-
-    def run():
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
-        theirs.send(function(*args))
-
-    process = context.Process(target=run)
-    process.start()
-    try:
-        assert ours.poll(seconds), f"nothing came in {seconds} s"
-        return ours.recv()
-    finally:
-        process.kill()
-        process.join()
 
 
 def read(place: str) -> tuple[list[str], list[tuple[str, str]]]:
