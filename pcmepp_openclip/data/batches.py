@@ -17,7 +17,7 @@ from .decode import BadImage, decode_image
 from .feeds import DrawFeed, Guard, NothingUsable, PassFeed, Reader, WalkFeed
 from .plan import ExactPass, Shard, endless_draws, lane_batches, lane_slice, seed_for, uncounted_walk
 from .shards import Sample
-from .sources import label
+from .sources import label, shown
 from .tally import Tally
 
 TEXT_MULTIPLE = 8  # texts are cut to a multiple of it: few shapes
@@ -163,7 +163,7 @@ class Lane:
         if image is None:
             self._undecodable.add((sample.visit, sample.shard, sample.key))
             once = int(sample.visit > 0)  # else it is read again, and was counted the first time
-            self.tally.note(sample.source, cause, once, f"{label(sample.shard)} {sample.key}")
+            self.tally.note(sample.source, cause, once, f"{label(sample.shard)} {shown(sample.key)}")
         self._guard.decoded(sample, image is not None)
         return image
 

@@ -11,6 +11,7 @@ from .shards import Sample, read_samples
 from .tally import Tally
 
 Item = TypeVar("Item")
+MOST_MISSING = 100_000  # positions in a row that are waited through for others: a count may be a lie
 PEEKS = 8  # waiting samples tried in the place of an unusable one, before others are read
 
 
@@ -59,14 +60,18 @@ class Reader:
         self._visit = 0
 
     def slots(self, segment: Segment) -> Iterator[Sample | None]:
-        """Exactly one item for each position of a segment, None where there is nothing usable."""
+        """Exactly one item for each position of a segment, None where there is nothing usable.
+
+        Where they are read again, to stand in for others, an endless row of None is cut short.
+        """
         assert segment.shard.size is not None
         yielded, wanted = 0, segment.stop - segment.start
         whole = segment.stop == segment.shard.size.samples
         for item in self._read(Visit(segment.shard, segment.start), segment.stop, note_excess=whole):
             yielded += 1
             yield item
-        yield from itertools.repeat(None, wanted - yielded)
+        missing = wanted - yielded
+        yield from itertools.repeat(None, min(missing, MOST_MISSING) if self._again else missing)
 
     def samples(self, visit: Visit) -> Iterator[Sample]:
         """The usable samples of a shard."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from . import causes, tars
 from .causes import Note
-from .sources import label
+from .sources import label, shown
 from .streams import LostShard, MissingShard, open_shard
 
 IMAGE_SUFFIXES = ("jpg", "png", "jpeg", "webp")  # open_clip's, in its order of preference
@@ -74,7 +74,7 @@ def read_samples(
                 continue
             cause = find_fault(group)
             if cause is not None:
-                note(cause, 1, f"{label(shard)} {group.key}")
+                note(cause, 1, f"{label(shard)} {shown(group.key)}")
                 yield None
                 continue
             image = next(data for suffix in IMAGE_SUFFIXES if (data := group.members.get(suffix)) is not None)

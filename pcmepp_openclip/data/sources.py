@@ -143,3 +143,9 @@ def sibling(shard: str, name: str) -> str | None:
 def label(shard: str) -> str:
     """A shard as logs and errors may show it."""
     return redact(shard)
+
+
+def shown(name: str) -> str:
+    """A name from elsewhere as messages may show it."""
+    name = name if name.isprintable() else name.encode("unicode_escape", "backslashreplace").decode()
+    return name if len(name) < 200 else f"{name[:200]}..."
