@@ -35,7 +35,7 @@ class Job:
         batches: of the rank, in an epoch.
         shuffle: samples that wait in the shuffle buffers of the rank.
         max_empty_shards: so many in a row without a usable sample end the run.
-        at_least: see `decode_image`.
+        at_least, upright: see `decode_image`.
         transform: image to tensor [3, H, W]; or image to image, where there is a normalization.
         normalization: (mean, std) of pixels in [0, 1], [3, 1, 1] each.
         tokenizer: texts to token ids [N, L].
@@ -56,6 +56,7 @@ class Job:
     max_empty_shards: int
     max_pixels: int
     at_least: int | None
+    upright: bool
     transform: Callable[[Any], Any]
     normalization: tuple[Tensor, Tensor] | None
     tokenizer: Callable[[list[str]], Tensor]
@@ -153,7 +154,8 @@ class Lane:
         if (sample.visit, sample.shard, sample.key) in self._undecodable:  # it stood in for another before
             return None
         try:
-            image = job.transform(decode_image(sample.image, at_least=job.at_least, max_pixels=job.max_pixels))
+            options: dict[str, Any] = {"at_least": job.at_least, "max_pixels": job.max_pixels, "upright": job.upright}
+            image = job.transform(decode_image(sample.image, **options))
             if job.normalization is not None:
                 image = to_tensor(image, job.normalization)
         except BadImage as error:
