@@ -4,9 +4,12 @@ import argparse
 import contextlib
 import http.server
 import io
+import multiprocessing
 import random
+import resource
 import tarfile
 import threading
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -129,6 +132,26 @@ def flat(data) -> list[str]:
     return [caption for batch in captions(data) for caption in batch]
 
 
+def within(seconds: float, function, *args, memory: int = 2 << 30):
+    """What a function returns in a process of its own, which may take so long and 2 GB more than this one has."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+
+    def run():
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + memory, used + memory))
+        theirs.send(function(*args))
+
+    process = context.Process(target=run)
+    process.start()
+    try:
+        assert ours.poll(seconds), f"nothing came in {seconds} s"
+        return ours.recv()
+    finally:
+        process.kill()
+        process.join()
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
     """Files of `server.root`, with ranges, and with failures by path: see `serve`."""
 
@@ -153,11 +176,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if server.ranges and (wanted := self.headers.get("Range")):
             start = int(wanted.removeprefix("bytes=").split("-")[0])
         body = data[start:]
-        headers = {
-            "Content-Length": str(len(body)),
-            "ETag": f'"{len(data)}"',
-            "Last-Modified": self.date_time_string(0),
-        }
+        headers = {"Content-Length": str(len(body))}
+        if "tag" in server.tells:
+            headers["ETag"] = f'"{zlib.crc32(data)}"'
+        if "date" in server.tells:
+            headers["Last-Modified"] = self.date_time_string(file.stat().st_mtime)
+        if start:
+            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
         self.answer(206 if start else 200, headers)
         if self.command == "HEAD":
             return None
@@ -179,13 +204,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def serve(root: Path, *, ranges: bool = True, login: str | None = None) -> Iterator:
+def serve(root: Path, *, ranges: bool = True, login: str | None = None, tells: tuple = ("tag", "date")) -> Iterator:
     """An HTTP server of a folder on 127.0.0.1. `.drops[path] = n`: the next n answers break off in their middle;
-    `.refusals[path] = n`: the next n are a 503; `.log`: all requests."""
+    `.refusals[path] = n`: the next n are a 503; `.log`: all requests. `tells`: what it says of a file's version."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     server.root, server.ranges, server.login = root, ranges, login
-    server.drops, server.refusals, server.log = {}, {}, []
+    server.drops, server.refusals, server.log, server.tells = {}, {}, [], tells
     server.url = f"http://127.0.0.1:{server.server_port}"
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:

@@ -8,7 +8,7 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from shard_maker import arguments, captions, flat, load, pair, picture, serve, write_shards, write_tar
 
 from pcmepp_openclip.data import causes
@@ -283,3 +283,23 @@ def test_an_endless_word_does_not_hold_up_the_tokenizer(tmp_path):
     ((_, texts),) = list(data.dataloader)
     expected = tokenizer(["z" * 16 * 77])[0]
     assert any(torch.equal(row, expected[: len(row)]) for row in texts)
+
+
+@pytest.mark.parametrize("orientation", range(9))
+def test_a_photo_is_turned_as_its_exif_data_say_only_if_that_is_asked_for(tmp_path, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    photo = picture(size=(30, 20), quality=100, exif=exif)
+    stored, upright = Image.open(io.BytesIO(photo)), ImageOps.exif_transpose(Image.open(io.BytesIO(photo)))
+    assert np.array_equal(np.asarray(decode_image(photo)), np.asarray(stored))
+    assert np.array_equal(np.asarray(decode_image(photo, upright=True)), np.asarray(upright))
+    write_tar(tmp_path / "0.tar", [pair(f"{i}", image=photo) for i in range(4)])
+    for flags, wanted in (((), stored), (("--train-data-exif-orientation",), upright)):
+        data = load(arguments(str(tmp_path / "0.tar"), *flags, train_num_samples=4), transform=lambda image: image.size)
+        ((sizes, _),) = data.dataloader
+        assert tuple(int(side[0]) for side in sizes) == wanted.size
+
+
+def test_damaged_exif_data_are_passed_over():
+    photo = picture(exif=b"Exif\0\0II*\0\xff\xff\xff\xff" + bytes(range(200)))
+    assert decode_image(photo, upright=True).size == (24, 20)

@@ -3,13 +3,16 @@
 import json
 import os
 import re
+import subprocess
+import threading
 
 import pytest
 from open_clip_train.data import get_dataset_size
-from shard_maker import arguments, flat, load, pair, picture, serve, write_shards, write_tar
+from shard_maker import arguments, flat, load, pair, picture, serve, within, write_shards, write_tar
 
 from pcmepp_openclip import cli
 from pcmepp_openclip.data import check
+from pcmepp_openclip.data import count as count_module
 from pcmepp_openclip.data.setup import set_up
 
 
@@ -178,3 +181,109 @@ def test_other_kinds_of_data_are_left_to_open_clip(tmp_path):
     check(arguments(str(tmp_path / "x.csv"), dataset_type="csv"))
     check(arguments(str(tmp_path / "x.csv"), dataset_type="auto"))
     check(arguments("", dataset_type="synthetic"))
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 1 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting needs root")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def count(pattern, *more):
+    """`pcmepp data count` with the shards that it reads."""
+    read, stock = [], count_module.count_source
+
+    def counted(source, *args, **kwargs):
+        read.append(source.name)
+        return stock(source, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pcmepp_openclip.data.command.count_source", counted)
+        return cli.main(["data", "count", pattern, *map(str, more)]), read
+
+
+def test_a_place_that_cannot_be_written_is_said_before_the_work(tmp_path, small_disk, capsys):
+    pattern = write_shards(tmp_path / "a", [3])
+    write_shards(small_disk / "d", [3])
+    assert count(pattern, "--output", tmp_path / "nowhere/x.json") == (2, [])
+    assert "There is no folder" in capsys.readouterr().err
+    (small_disk / "full").write_bytes(bytes(os.statvfs(small_disk).f_bavail * 4096))
+    assert count(f"{pattern}::{small_disk}/d/00000.tar") == (2, [])
+    assert "(No space left on device): add --output" in capsys.readouterr().err
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    assert count(f"{small_disk}/d/00000.tar") == (2, [])
+    assert "(Read-only file system): add --output d.sizes.json" in capsys.readouterr().err
+    (tmp_path / "a/sizes.json").write_text("{")
+    assert count(pattern) == (2, [])
+    assert "not JSON" in capsys.readouterr().err
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["00000.tar", "sizes.json"]
+
+
+def test_counts_that_cannot_be_written_after_the_work_are_kept_elsewhere(tmp_path, small_disk, capsys, monkeypatch):
+    """The disk becomes full while the shards are read."""
+    write_shards(small_disk / "d", [3, 4])
+    monkeypatch.chdir(tmp_path)
+    fifo = tmp_path / "wait.tar"
+    os.mkfifo(fifo)
+
+    def fill_then_let_go():
+        with open(fifo, "wb") as file:
+            (small_disk / "full").write_bytes(bytes(os.statvfs(small_disk).f_bavail * 4096))
+            file.write((small_disk / "d/00000.tar").read_bytes())
+
+    filler = threading.Thread(target=fill_then_let_go)
+    filler.start()
+    (small_disk / "d/00002.tar").symlink_to(fifo)
+    pattern = f"{small_disk}/d/{{00000..00002}}.tar"
+    assert cli.main(["data", "count", pattern]) == 2
+    filler.join()
+    said = capsys.readouterr().err.splitlines()[-1]
+    kept = re.search(r"\(No space left on device\): the counts are kept in (\S+\.json);", said)[1]
+    assert set_up(arguments(pattern, "--train-data-sizes", f"d={kept}")).samples == 10
+    assert not list((small_disk / "d").glob("*.part"))
+
+
+@pytest.mark.parametrize(
+    "count, said",
+    [
+        (str(10**18), "more than 1,000,000,000 samples"),
+        (str(10**30), "more than 1,000,000,000 samples"),
+        ("9" * 5000, "not JSON"),
+        (f'"{"9" * 5000}"', "not a sizes.json"),
+        ('"²"', "not a sizes.json"),
+        ("1e18", "not a sizes.json"),
+        ("NaN", "not a sizes.json"),
+    ],
+)
+def test_counts_beyond_belief_are_one_sentence(tmp_path, count, said):
+    pattern = write_shards(tmp_path / "d", [2])
+    (tmp_path / "d/sizes.json").write_text(f'{{"00000.tar": {count}}}')
+
+    def train():
+        try:
+            return flat(load(arguments(pattern)))
+        except ValueError as error:
+            return str(error)
+
+    found = within(10, train)
+    assert said in found and "sizes.json" in found and "\n" not in found and len(found) < 1000
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_count_that_is_a_lie_ends_the_run_with_the_cause(tmp_path, workers):
+    pattern = write_shards(tmp_path / "d", [10, 10])
+    (tmp_path / "d/sizes.json").write_text(json.dumps({"00000.tar": 10**9, "00001.tar": 10}))
+
+    def train():
+        try:
+            return len(flat(load(arguments(pattern, workers=workers))))
+        except ValueError as error:
+            return str(error)
+
+    assert "fewer samples than counted" in within(20, train)

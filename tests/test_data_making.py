@@ -5,6 +5,7 @@ The first call makes img2dataset's environment (about a minute); set IMG2DATASET
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 import tarfile
@@ -105,3 +106,28 @@ def test_scripts_are_clean():
     assert len(scripts) == 4
     done = subprocess.run([shellcheck, *scripts], capture_output=True, text=True, cwd=SCRIPTS.parent.parent)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_rows_of_three_columns_are_left_out_and_said(tmp_path, first, capsys):
+    """In front they shifted all rows by a column, further down they were a traceback."""
+    rows = [f"caption {i}\thttp://h/{i}.jpg" for i in range(5)]
+    rows.insert(0 if first else 3, "one\ttwo\thttp://h/x.jpg")
+    (tmp_path / "a.tsv").write_text("\n".join([*rows, "alone"]) + "\n")
+    url_list = runpy.run_path(str(SCRIPTS / "url_list.py"))
+    table = url_list["read_tsv"](tmp_path / "a.tsv", ["caption", "url"])
+    assert list(table["caption"]) == [f"caption {i}" for i in range(5)]
+    assert list(table["url"]) == [f"http://h/{i}.jpg" for i in range(5)]
+    assert "2 rows have not 2 columns and are left out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "dataset, content",
+    [("cc3m", "no tab\n"), ("cc3m", ""), *(("redcaps", text) for text in ("[]", '{"annotations": [5]}', "{"))],
+)
+def test_annotations_of_another_kind_are_one_sentence(tmp_path, dataset, content):
+    (tmp_path / "a.json").write_text(content)
+    where = tmp_path if dataset == "redcaps" else tmp_path / "a.json"
+    command = [sys.executable, str(SCRIPTS / "url_list.py"), dataset, str(where), str(tmp_path / "a.parquet")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1 and "Traceback" not in done.stderr and "a.json" in done.stderr.splitlines()[-1]

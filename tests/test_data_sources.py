@@ -1,14 +1,20 @@
 """Where shards may be: every kind of place gives the same samples, and patterns mean what open_clip's mean."""
 
+import contextlib
 import json
+import logging
 import os
+import re
 import shutil
+import socket
+import threading
 import time
 
 import pytest
 from open_clip_train.data import expand_urls
-from shard_maker import arguments, flat, load, serve, write_shards
+from shard_maker import arguments, flat, load, serve, within, write_shards
 
+from pcmepp_openclip.data import streams
 from pcmepp_openclip.data.sources import parse_sources, shard_key, sibling
 from pcmepp_openclip.data.streams import LostShard, MissingShard, open_shard
 
@@ -37,6 +43,10 @@ def test_names_are_given_or_taken_from_the_folder():
         ("::", "is empty"),
         ("/x/{0,0}.tar", "twice"),
         ("hf://models/x/0.tar", "no known kind"),
+        ("/x/{0..99999999999}.tar", "more than 1,000,000 shards"),
+        ("/x/{1..2000}{1..2000}.tar", "more than 1,000,000 shards"),
+        ("/x/" + "{a,b}" * 40, "more than 1,000,000 shards"),
+        ("/x/\x1b[31m{", "braces"),
     ],
 )
 def test_patterns_that_cannot_be_understood(pattern, said):
@@ -181,3 +191,121 @@ def test_what_a_command_started_ends_when_its_reader_does(tmp_path):
         for _ in range(300):  # killed, but whoever collects orphans may need a moment
             os.killpg(pid, 0)
             time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def dripping(head: bytes, body: bytes, pause: float, per_connection: int = 10**9):
+    """A server of one file that sends its answer byte by byte."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def answer(connection):
+        with contextlib.suppress(OSError), connection:
+            asked = connection.recv(1 << 16)
+            at = int(re.search(rb"bytes=(\d+)-|$", asked)[1] or 0)
+            part = b"HTTP/1.1 206 OK\r\nContent-Range: bytes %d-%d/%d\r\n" % (at, len(body) - 1, len(body))
+            start = part if at else b"HTTP/1.1 200 OK\r\n"
+            connection.sendall(start + b'ETag: "x"\r\nContent-Length: %d\r\n' % (len(body) - at))
+            for byte in head + b"\r\n" + body[at : at + per_connection]:
+                connection.sendall(bytes([byte]))
+                time.sleep(pause)
+
+    def run():
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=answer, args=listener.accept()[:1], daemon=True).start()
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/x.tar"
+    finally:
+        listener.close()
+
+
+class Said(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+
+def patiently(place):
+    """What reading a place comes to when patience is short, and what is said meanwhile."""
+    streams.WORD_S, streams.PATIENCE_S, streams.COMMAND_PATIENCE_S = 0.3, 0.9, 0.9
+    said = Said()
+    logging.getLogger().addHandler(said)
+    try:
+        return len(open_shard(place, 1).read()), said.lines
+    except LostShard as error:
+        return str(error), said.lines
+
+
+@pytest.mark.parametrize(
+    "head, body, pause, per_connection",
+    [
+        (b"", b"x" * 10**6, 0.05, 10**9),
+        (b"X: " + b"x" * 10**5, b"", 0.05, 10**9),
+        (b"", b"x" * 10**6, 0.0, 1),
+        (b"", b"x" * 10**6, 60.0, 10**9),
+    ],
+    ids=["a byte at a time", "its header a byte at a time", "a byte a connection", "nothing"],
+)
+def test_a_server_that_drips_is_given_up_with_a_word_before(head, body, pause, per_connection):
+    with dripping(head, body, pause, per_connection) as url:
+        found, said = within(15, patiently, url)
+    assert "(2 tries)" in str(found)
+    assert said and "x.tar is slow" in said[0]
+
+
+@pytest.mark.parametrize("command", ["while :; do printf x; sleep 0.05; done", "sleep 1000"])
+def test_a_command_that_drips_is_given_up_with_a_word_before(command):
+    found, said = within(15, patiently, f"pipe:{command}")
+    assert "next to nothing (2 tries)" in str(found)
+    assert said and "is slow" in said[0]
+
+
+def test_a_server_that_is_only_slow_is_read_to_the_end(tmp_path):
+    with dripping(b"", b"x" * 6000, 0.0002) as url:
+        found, _ = within(30, patiently, url)
+    assert found == 6000
+
+
+def test_a_reader_that_takes_its_time_is_not_taken_for_a_slow_server(tmp_path, monkeypatch):
+    monkeypatch.setattr(streams, "WORD_S", 0.1)
+    monkeypatch.setattr(streams, "PATIENCE_S", 0.2)
+    (tmp_path / "x.tar").write_bytes(os.urandom(3_000_000))
+    with serve(tmp_path) as server, open_shard(f"{server.url}/x.tar", 0) as file:
+        for _ in range(3):
+            assert len(file.read(1_000_000)) == 1_000_000
+            time.sleep(0.5)
+
+
+@pytest.mark.parametrize("tells, ranges", [((), True), (("date",), True), (("tag",), True), ((), False)])
+def test_a_file_that_changes_while_it_is_read_is_not_spliced_together(tmp_path, tells, ranges):
+    path = tmp_path / "x.tar"
+    path.write_bytes(b"a" * 3_000_000)
+    with serve(tmp_path, ranges=ranges, tells=tells) as server:
+        server.drops["/x.tar"] = 1
+        file = open_shard(f"{server.url}/x.tar", 2)
+        assert file.read(10) == b"a" * 10
+        path.write_bytes(b"b" * 3_000_000)
+        os.utime(path, (0, 0))
+        with pytest.raises(MissingShard, match="changed while it was read"):
+            file.read()
+
+
+@pytest.mark.parametrize("tells", [(), ("date",), ("tag",)])
+def test_a_file_that_stays_is_read_over_a_dropped_connection_whatever_the_server_tells(tmp_path, tells):
+    data = os.urandom(3_000_000)
+    (tmp_path / "x.tar").write_bytes(data)
+    with serve(tmp_path, tells=tells) as server:
+        server.drops["/x.tar"] = 2
+        with open_shard(f"{server.url}/x.tar", 2) as file:
+            assert file.read() == data
+
+
+def test_a_command_whose_output_changes_is_not_spliced_together(tmp_path):
+    count = f"echo >> {tmp_path}/log; n=$(wc -l < {tmp_path}/log)"
+    with pytest.raises(MissingShard, match="changed while it was read"):
+        open_shard(f"pipe:{count}; yes $n | head -c 3000000; exit 1", 3).read()

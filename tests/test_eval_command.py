@@ -5,6 +5,7 @@ import itertools
 import json
 import shutil
 import sys
+import tarfile
 from pathlib import Path
 
 import open_clip
@@ -12,8 +13,10 @@ import pytest
 import torch
 from eval_data import CLASSES, TEMPLATES, captions, png, true_matches, write_retrieval, write_tar, write_zeroshot
 from helpers import make_model, mini_config, plain_config, plain_twin
+from hostile_tars import HARMLESS, HOSTILE
 from PIL import Image
 from ranks import Ranks
+from shard_maker import within
 from shards import SCENES as ALL_SCENES
 
 from pcmepp_openclip import cli, report
@@ -359,3 +362,120 @@ def test_models_that_cannot_be(place, tmp_path, model, pretrained, words, capsys
     assert cli.main([*argv, *(["--pretrained", str(tmp_path / pretrained)] if pretrained else [])]) == 2
     error = capsys.readouterr().err
     assert error.startswith("pcmepp eval: ") and error.count("\n") == 1 and words in error
+
+
+def with_sample(folder, sample, where="test/0.tar"):
+    """The folder of scenes with one more sample in a shard."""
+    path = folder / where
+    with tarfile.open(path, "a") as tar:
+        for name, content in sample:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return folder
+
+
+def gif():
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(file, "GIF")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "sample, said",
+    [
+        ([("x.gif", gif()), ("x.txt", b"text")], r"the sample x of .*0.tar has no image of a kind .* only x.gif, x.t"),
+        ([("x.tiff", b"x")], "only x.tiff"),
+        ([("x.heic", b"x"), ("x.json", b"{}")], "only x.heic"),
+        ([("x.txt", b"text")], "only x.txt"),
+        ([("s0003.png", png(SCENES[0])), ("s0003.txt", b"text")], "has the key s0003 twice"),
+        ([("x.png", png(SCENES[0])), ("x.txt", b"a"), ("x.png", png(SCENES[1])), ("x.txt", b"b")], "the key x twice"),
+        ([("x.png", png(SCENES[0])), ("x.txt", b"a" * (2 << 20))], "x.txt of .* has more than 1 MB"),
+        *(
+            ([("x.png", png(SCENES[0])), ("x.json", json.dumps({"captions": wrong}).encode())], "must be a list of t")
+            for wrong in ("a dog", 5, [1, 2], ["a", None], {"a": 1}, [["a"]], True)
+        ),
+        ([("x.png", png(SCENES[0])), ("x.json", b'{"captions": null}')], "the image x has no caption"),
+        ([("x.png", png(SCENES[0])), ("x.json", b"[" * 100_000)], "is not JSON"),
+    ],
+)
+def test_nothing_is_left_out_without_a_word(tmp_path, sample, said):
+    folder = with_sample(write_retrieval(tmp_path / "d", SCENES[:8]), sample)
+    with pytest.raises(ValueError, match=said) as error:
+        datasets.read_captioned(str(folder))
+    assert "\n" not in str(error.value)
+
+
+def test_captions_of_the_json_count_and_null_leaves_the_txt(tmp_path):
+    image = png(SCENES[0])
+    two, none = '{"captions": ["a", "b"]}', '{"captions": null}'
+    write_tar(tmp_path / "0.tar", [{"png": image, "json": two}, {"png": image, "txt": "c", "json": none}])
+    assert datasets.read_captioned(str(tmp_path / "0.tar")).captions == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("attack", HOSTILE)
+def test_hostile_shards_are_one_sentence(tmp_path, attack):
+    (tmp_path / "0.tar").write_bytes(HOSTILE[attack])
+
+    def read():
+        try:
+            return len(datasets.read_captioned(str(tmp_path / "0.tar")).images)
+        except ValueError as error:
+            return str(error)
+
+    found = within(10, read)
+    assert found == 3 if attack in HARMLESS else "0.tar cannot be read" in found
+
+
+@pytest.mark.parametrize(
+    "template", ["a {d}", "a {}", "a {c.__class__}", "a {c!r}", "a {c:>9}", "a {c", "a {c} {0}", "none"]
+)
+def test_templates_that_cannot_be_filled_are_one_sentence(tmp_path, template):
+    folder = write_zeroshot(tmp_path / "d", splits=("test",))
+    (folder / "zeroshot_classification_templates.txt").write_text(f"a {{c}}\n{template}\n")
+    with pytest.raises(ValueError, match=r"the template '.*' (may have|has no) {c} for the class"):
+        datasets.read_labelled(str(folder))
+
+
+def test_an_image_folder_leaves_out_no_image_without_a_word(tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / "test" / name).mkdir(parents=True)
+        (tmp_path / "test" / name / "0.png").write_bytes(png(SCENES[0]))
+    (tmp_path / "test/dog/notes.txt").write_text("not an image")
+    assert len(datasets.read_labelled(str(tmp_path)).images) == 2
+    (tmp_path / "test/dog/1.bmp").write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"dog/1.bmp is not of a kind that is read"):
+        datasets.read_labelled(str(tmp_path))
+
+
+@pytest.mark.parametrize("number", ["1000000000000", "-1", "0", "x"])
+def test_numbers_of_shards_that_cannot_be(tmp_path, number):
+    folder = write_retrieval(tmp_path / "d", SCENES[:8])
+    (folder / "test/nshards.txt").write_text(number)
+    with pytest.raises(ValueError, match=r"nshards.txt must hold"):
+        datasets.read_captioned(str(folder))
+
+
+def test_damaged_embeddings_are_noticed_and_encoded_again(place, tmp_path, no_report, capsys):
+    """Every bit of the header and of some of the rest; a truncated file; one that belongs elsewhere."""
+    flags = "--retrieval", place / "scenes"
+    whole = evaluate(place, tmp_path, *flags)
+    images, texts = sorted((tmp_path / "embeddings").rglob("*.safetensors"), reverse=True)
+    data = images.read_bytes()
+    header = 8 + int.from_bytes(data[:8], "little")
+    assert encode._load(images, 48) is not None
+    for bit in [*range(8 * header), *range(8 * header, 8 * len(data), 4093)]:
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        images.write_bytes(damaged)
+        found = encode._load(images, 48)
+        assert found is None or found.mean.numpy().tobytes() in data, bit
+    for damaged in (data[: len(data) // 2], b"", texts.read_bytes()):
+        images.write_bytes(damaged)
+        capsys.readouterr()
+        assert evaluate(place, tmp_path, *flags) == whole
+        assert "is damaged" in capsys.readouterr().err and images.read_bytes() == data
+    damaged = bytearray(data)
+    damaged[-1000] ^= 0x40
+    images.write_bytes(damaged)
+    assert evaluate(place, tmp_path, *flags) == whole

@@ -6,7 +6,6 @@ python url_list.py redcaps annotations/             redcaps.parquet     # a fold
 """
 
 import argparse
-import csv
 import html
 import json
 import os
@@ -21,10 +20,20 @@ TSV_COLUMNS = {"cc3m": ["caption", "url"], "cc12m": ["url", "caption"]}
 
 
 def read_tsv(path: Path, columns: list[str]) -> pd.DataFrame:
-    """A file of two columns without a header. Captions hold quotes that mean nothing."""
-    return pd.read_csv(
-        path, sep="\t", names=columns, header=None, dtype=str, keep_default_na=False, quoting=csv.QUOTE_NONE
-    )
+    """A file of two columns without a header. Captions hold quotes that mean nothing; other rows are left out."""
+    rows, others = [], 0
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            row = line.rstrip("\n").split("\t")
+            if len(row) == len(columns):
+                rows.append(row)
+            else:
+                others += 1
+    if others:
+        print(f"{path}: {others} rows have not {len(columns)} columns and are left out", file=sys.stderr)
+    if not rows:
+        sys.exit(f"{path} has no rows of {' and '.join(columns)} with a tab between: is it the right file?")
+    return pd.DataFrame(rows, columns=columns, dtype=str)
 
 
 def read_redcaps(folder: Path) -> pd.DataFrame:
@@ -34,11 +43,15 @@ def read_redcaps(folder: Path) -> pd.DataFrame:
         sys.exit(f"There is no *.json in {folder}: unpack RedCaps' annotations there.")
     rows = []
     for file in files:
-        for post in json.loads(file.read_text(encoding="utf-8"))["annotations"]:
-            name = post.get("subreddit")
-            subreddit = name if isinstance(name, str) else re.sub(r"_\d{4}$", "", file.stem)
-            caption = clean(post.get("caption") or post.get("raw_caption") or "")
-            rows.append((image_url(post.get("url") or ""), caption, subreddit))
+        try:
+            posts = json.loads(file.read_text(encoding="utf-8"))["annotations"]
+            for post in posts:
+                name = post.get("subreddit")
+                subreddit = name if isinstance(name, str) else re.sub(r"_\d{4}$", "", file.stem)
+                caption = clean(post.get("caption") or post.get("raw_caption") or "")
+                rows.append((image_url(post.get("url") or ""), caption, subreddit))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            sys.exit(f"{file} does not hold RedCaps' annotations ({type(error).__name__}): unpack them anew.")
     return pd.DataFrame(rows, columns=["url", "caption", "subreddit"])
 
 

@@ -57,6 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="decode JPEGs much larger than the model's input at 1/2, 1/4 or 1/8 of their size",
     )
     group.add_argument(
+        "--train-data-exif-orientation",
+        action="store_true",
+        help="turn images as their EXIF orientation says; without it they are taken as stored, as open_clip does",
+    )
+    group.add_argument(
         "--train-data-whole-texts",
         action="store_true",
         help="do not cut captions to the longest of the batch",

@@ -28,7 +28,7 @@ from .plan import (
     uncounted_walk,
 )
 from .shards import Sample
-from .sources import label
+from .sources import label, shown
 from .tally import Tally
 
 TEXT_MULTIPLE = 8  # texts are cut to a multiple of it: few shapes
@@ -47,7 +47,7 @@ class Job:
         batches: of the rank, in an epoch.
         shuffle: samples that wait in the shuffle buffers of the rank.
         max_empty_shards: so many in a row without a usable sample end the run.
-        at_least: see `decode_image`.
+        at_least, upright: see `decode_image`.
         transform: image to tensor [3, H, W]; or image to image, where there is a normalization.
         normalization: (mean, std) of pixels in [0, 1], [3, 1, 1] each.
         tokenizer: texts to token ids [N, L].
@@ -69,6 +69,7 @@ class Job:
     max_empty_shards: int
     max_pixels: int
     at_least: int | None
+    upright: bool
     transform: Callable[[Any], Any]
     normalization: tuple[Tensor, Tensor] | None
     tokenizer: Callable[[list[str]], Tensor]
@@ -189,7 +190,8 @@ class Lane:
         if (sample.visit, sample.shard, sample.key) in self._undecodable:  # it stood in for another before
             return None
         try:
-            image = job.transform(decode_image(sample.image, at_least=job.at_least, max_pixels=job.max_pixels))
+            options: dict[str, Any] = {"at_least": job.at_least, "max_pixels": job.max_pixels, "upright": job.upright}
+            image = job.transform(decode_image(sample.image, **options))
             if job.normalization is not None:
                 image = to_tensor(image, job.normalization)
         except BadImage as error:
@@ -199,7 +201,7 @@ class Lane:
         if image is None:
             self._undecodable.add((sample.visit, sample.shard, sample.key))
             once = int(sample.visit > 0)  # else it is read again, and was counted the first time
-            self.tally.note(sample.source, cause, once, f"{label(sample.shard)} {sample.key}")
+            self.tally.note(sample.source, cause, once, f"{label(sample.shard)} {shown(sample.key)}")
         self._guard.decoded(sample, image is not None)
         return image
 

@@ -7,6 +7,7 @@ MISSING_SHARD = "missing shard"
 LOST_SHARD = "connection lost"
 TRUNCATED_SHARD = "truncated shard"
 NOT_A_TAR = "not a tar file"
+EXPANDS = "expands too far"
 FEWER_THAN_COUNTED = "fewer samples than counted"
 MORE_THAN_COUNTED = "more samples than counted"
 

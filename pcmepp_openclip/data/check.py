@@ -8,7 +8,7 @@ from .count import ShardCount, count_shard
 from .redact import real
 from .setup import is_ours, set_up
 from .shards import IMAGE_SUFFIXES
-from .sources import Source, kind, label, local_path, parse_sources
+from .sources import Source, kind, label, local_path, parse_sources, shown
 
 FIRST_SAMPLES = 20  # of a shard, looked at
 FIRST_SHARDS = 3  # tried where the first cannot be read
@@ -66,7 +66,7 @@ def _what_is_wrong(source: Source, looked: list[ShardCount]) -> str:
     cause, indices = max(first.unusable.items(), key=lambda item: len(item[1]))
     where = f"the first {first.samples} samples of {label(first.shard)}"
     if cause in (causes.NO_IMAGE, causes.NO_CAPTION):
-        found = ", ".join(f".{suffix}" for suffix in sorted(first.suffixes))
+        found = ", ".join(f".{shown(suffix)}" for suffix in sorted(first.suffixes)[:20])
         return (
             f"source '{source.name}' needs .txt and one of .{', .'.join(IMAGE_SUFFIXES)}, but {where} hold {found} "
             f"({cause}): write the shards anew with those names, or choose others."

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .arguments import positive_number, whole_number
 from .check import check_shards, check_source
-from .count import count_source, lines, write
+from .count import check_places, count_source, lines, write
 from .decode import MAX_PIXELS
 from .sizes import count_command, read_sizes
 from .sources import label, parse_sources
@@ -48,6 +48,8 @@ def run_count(args: argparse.Namespace) -> int:
     sources = parse_sources(args.pattern, "PATTERN")
     if args.output and len(sources) > 1:
         raise ValueError("--output is for one source: count them one by one.")
+    for source in sources:
+        check_places(source, args.output)
     unreadable = 0
     for source in sources:
         counts = count_source(source, args.workers, args.max_pixels, args.retries)

@@ -1,9 +1,14 @@
 """`pcmepp data count`: read shards once, in parallel, and write down what is in them."""
 
 import concurrent.futures
+import concurrent.futures.process
+import contextlib
+import json
 import multiprocessing
+import os
 import signal
 import statistics
+import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +19,9 @@ from . import causes
 from .decode import BadImage, decode_image, open_image
 from .shards import IMAGE_SUFFIXES, TEXT_SUFFIX, ShardError, find_fault, read_groups
 from .sizes import SIZES, folder_of, merge_json, report_path, writable, write_json
-from .sources import Source, label, shard_key
+from .sources import Source, label, shard_key, shown
 
+PROBE_BYTES = 256  # for a shard, about what its entries in sizes.json and the report take
 SMALLEST_DECODING = 1  # the codec's smallest scale: damage shows at any
 
 
@@ -92,6 +98,10 @@ def count_source(
             for _ in tqdm(done, total=len(futures), desc=source.name, unit="shard", disable=not progress):
                 pass
             return [future.result() for future in futures]
+        except concurrent.futures.process.BrokenProcessPool:
+            raise ValueError(
+                f"A process that counted '{source.name}' was killed, perhaps for its memory: give fewer --workers."
+            ) from None
         except KeyboardInterrupt:  # else what they read now would be waited for
             end_children()
             raise
@@ -139,30 +149,85 @@ def _spread(values: list[int]) -> dict[str, float] | None:
     }
 
 
-def write(source: Source, counts: list[ShardCount], output: Path | None) -> list[Path]:
-    """sizes.json and its report beside the shards, folder by folder; or in one file for shards without a folder."""
+def check_places(source: Source, output: Path | None) -> None:
+    """ValueError if the counts of a source could not be written: better said before the work than after it."""
+    for place, shards in _places(source, output).items():
+        keys = [shard_key(shard) for shard in shards]
+        if len(set(keys)) != len(keys):
+            raise ValueError(f"{place} cannot hold two shards of the same name: count their folders one by one.")
+        if not place.parent.is_dir():
+            raise ValueError(f"There is no folder {place.parent} to write {place.name} to.")
+        probe = place.with_name(f"{place.name}.{os.getpid()}.probe")
+        try:
+            probe.write_bytes(bytes(PROBE_BYTES * len(shards)))
+        except OSError as error:
+            raise ValueError(
+                f"{place} cannot be written ({error.strerror}): add --output {source.name}.sizes.json, and pass that "
+                "to training with --train-data-sizes."
+            ) from None
+        finally:
+            with contextlib.suppress(OSError):
+                probe.unlink(missing_ok=True)
+        for path in (place, Path(report_path(str(place)))):  # what is there already is kept, so it must be readable
+            merge_json(path, {})
+
+
+def _places(source: Source, output: Path | None) -> dict[Path, list[str]]:
+    """The sizes.json of a source, with the shards in each."""
     if output is None and not all(writable(shard) for shard in source.shards):
         raise ValueError(
             f"There is no folder to write to beside the shards of '{source.name}': add --output "
             f"{source.name}.sizes.json, and pass that to training with --train-data-sizes."
         )
-    places: dict[Path, list[ShardCount]] = {}
-    for count in counts:
-        places.setdefault(output or folder_of(count.shard) / SIZES, []).append(count)
-    for place, found in places.items():
-        keys = [shard_key(count.shard) for count in found]
-        if len(set(keys)) != len(keys):
-            raise ValueError(f"{place} cannot hold two shards of the same name: count their folders one by one.")
-        if not place.parent.is_dir():
-            raise ValueError(f"There is no folder {place.parent} to write {place.name} to.")
-        new = report(found)
-        path = Path(report_path(str(place)))
-        old = merge_json(path, {}).get("shards") if path.exists() else None
-        if isinstance(old, dict):
-            new["shards"] = {**old, **new["shards"]}
-        write_json(path, new)
-        write_json(place, merge_json(place, {shard_key(count.shard): count.usable for count in found}))
+    places: dict[Path, list[str]] = {}
+    for shard in source.shards:
+        places.setdefault(output or folder_of(shard) / SIZES, []).append(shard)
+    return places
+
+
+def write(source: Source, counts: list[ShardCount], output: Path | None) -> list[Path]:
+    """sizes.json and its report beside the shards, folder by folder; or in one file for shards without a folder.
+
+    What cannot be written there after all is kept elsewhere; the ValueError says where.
+    """
+    places = _places(source, output)
+    of_shard = {count.shard: count for count in counts}
+    kept: list[Path] = []
+    problem = ""
+    for place, shards in places.items():
+        found = [of_shard[shard] for shard in shards]
+        try:
+            _write(place, found)
+        except (OSError, ValueError) as error:
+            problem = problem or f"{place} could not be written ({getattr(error, 'strerror', None) or error})"
+            kept.append(_keep(f"{source.name}{f'.{len(kept)}' if kept else ''}.{SIZES}", found))
+    if kept:
+        raise ValueError(
+            f"{problem}: the counts are kept in {', '.join(map(str, kept))}; copy them, or pass them to training with "
+            "--train-data-sizes."
+        )
     return list(places)
+
+
+def _write(place: Path, counts: list[ShardCount]) -> None:
+    new = report(counts)
+    path = Path(report_path(str(place)))
+    old = merge_json(path, {}).get("shards") if path.exists() else None
+    if isinstance(old, dict):
+        new["shards"] = {**old, **new["shards"]}
+    write_json(path, new)
+    write_json(place, merge_json(place, {shard_key(count.shard): count.usable for count in counts}))
+
+
+def _keep(name: str, counts: list[ShardCount]) -> Path:
+    """The counts in a new folder: here, or among the temporary files."""
+    for where in (os.getcwd(), tempfile.gettempdir(), "/dev/shm"):
+        with contextlib.suppress(OSError):
+            place = Path(tempfile.mkdtemp(prefix="pcmepp-counts-", dir=where)) / name
+            _write(place, counts)
+            return place
+    sizes = json.dumps({shard_key(count.shard): count.usable for count in counts})
+    raise ValueError(f"No disk takes the counts, so here they are, for a sizes.json: {sizes}")
 
 
 def lines(source: Source, counts: list[ShardCount]) -> list[str]:
@@ -177,6 +242,6 @@ def lines(source: Source, counts: list[ShardCount]) -> list[str]:
         if found[key]:
             out.append(f"  {what}: " + ", ".join(f"{name} {value:g}" for name, value in found[key].items()))
     if not found["usable"] and found["samples"]:
-        suffixes = Counter(suffix for count in counts for suffix in count.suffixes)
+        suffixes = sorted({shown(suffix) for count in counts for suffix in count.suffixes})[:20]
         out.append(f"  found are .{', .'.join(suffixes)}; needed are .txt and one of .{', .'.join(IMAGE_SUFFIXES)}")
     return out

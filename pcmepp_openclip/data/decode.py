@@ -5,13 +5,23 @@ import warnings
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image
 
 from . import causes
 
 # Pillow picks a reader by content, not by name, and some of its readers start programs (Ghostscript for EPS).
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 MAX_PIXELS = 64_000_000
+# What makes an image upright again, by its EXIF orientation.
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 class BadImage(Exception):
@@ -38,13 +48,16 @@ def open_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Any:
     return image
 
 
-def decode_image(data: bytes, *, at_least: int | None = None, max_pixels: int = MAX_PIXELS) -> Any:
+def decode_image(
+    data: bytes, *, at_least: int | None = None, max_pixels: int = MAX_PIXELS, upright: bool = False
+) -> Any:
     """An RGB image; the first frame of an animated one; 16 bits scaled to 8. BadImage with the cause otherwise.
 
     Arguments:
         at_least: a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size by the codec itself, as long as both sides
             stay at least this long. None decodes every pixel.
         max_pixels: more, by the header, are not decoded.
+        upright: turn the image as its EXIF orientation says; open_clip does not.
     """
     image = open_image(data, max_pixels)
     try:
@@ -53,9 +66,18 @@ def decode_image(data: bytes, *, at_least: int | None = None, max_pixels: int = 
             if at_least is not None:
                 image.draft(None, (at_least, at_least))
             image.load()
-            return _to_rgb(image)
+            return _to_rgb(_turned(image) if upright else image)
     except Exception:  # Pillow's plugins raise whatever the damage leads to
         raise BadImage(causes.BROKEN_IMAGE) from None
+
+
+def _turned(image: Any) -> Any:
+    try:
+        orientation = image.getexif().get(ExifTags.Base.Orientation)
+    except Exception:  # an EXIF block that is damaged says nothing
+        return image
+    turn = _TURNS.get(orientation)
+    return image if turn is None else image.transpose(turn)
 
 
 def _to_rgb(image: Any) -> Any:

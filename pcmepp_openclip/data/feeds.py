@@ -11,6 +11,7 @@ from .shards import Sample, read_samples
 from .tally import Tally
 
 Item = TypeVar("Item")
+MOST_MISSING = 100_000  # positions in a row that are waited through for others: a count may be a lie
 PEEKS = 8  # waiting samples tried in the place of an unusable one, before others are read
 
 
@@ -59,7 +60,10 @@ class Reader:
         self._visit = 0
 
     def slots(self, segment: Segment) -> Iterator[Sample | None]:
-        """Exactly one item for each position of a segment, None where there is nothing usable."""
+        """Exactly one item for each position of a segment, None where there is nothing usable.
+
+        Where they are read again, to stand in for others, an endless row of None is cut short.
+        """
         assert segment.shard.size is not None
         whole = segment.stop == segment.shard.size.samples
         items = self._read(Visit(segment.shard, segment.start), segment.stop, note_excess=whole)
@@ -69,7 +73,8 @@ class Reader:
             for item in itertools.islice(items, start - at, stop - at):
                 yielded += 1
                 yield item
-            yield from itertools.repeat(None, stop - start - yielded)
+            missing = stop - start - yielded
+            yield from itertools.repeat(None, min(missing, MOST_MISSING) if self._again else missing)
             at = stop
         next(items, None)  # its end is looked at, too
 

@@ -4,17 +4,13 @@ The position of a sample in its shard counts the groups of members that a manife
 depends on names only, so that samples can be passed over without being read.
 """
 
-import lzma
 import tarfile
-import zlib
 from collections.abc import Collection, Generator, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from webdataset.tariterators import base_plus_ext
-
-from . import causes
+from . import causes, tars
 from .causes import Note
-from .sources import label
+from .sources import label, shown
 from .streams import LostShard, MissingShard, open_shard
 
 IMAGE_SUFFIXES = ("jpg", "png", "jpeg", "webp")  # open_clip's, in its order of preference
@@ -78,7 +74,7 @@ def read_samples(
                 continue
             cause = find_fault(group)
             if cause is not None:
-                note(cause, 1, f"{label(shard)} {group.key}")
+                note(cause, 1, f"{label(shard)} {shown(group.key)}")
                 yield None
                 continue
             image = next(data for suffix in IMAGE_SUFFIXES if (data := group.members.get(suffix)) is not None)
@@ -126,63 +122,44 @@ def read_groups(
     """All groups of a shard, in order; contents only from position `start` on. Ends with a ShardError if it must."""
     try:
         with open_shard(shard, retries, lambda: note("retry", 0, label(shard))) as file:
-            # A stream cannot go back, a file can pass over what is not wanted.
-            how: dict[str, Any] = {"mode": "r:*"} if file.seekable() else {"mode": "r|*", "bufsize": 1 << 18}
-            with tarfile.open(fileobj=file, tarinfo=_Header, **how) as tar:
-                yield from _group(tar, unusable, start)
+            yield from _group(tars.open_tar(file), unusable, start)
     except MissingShard as error:
         raise ShardError(causes.MISSING_SHARD, str(error)) from None
     except LostShard as error:
         raise ShardError(causes.LOST_SHARD, str(error)) from None
-    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError, ValueError) as error:
-        raise ShardError(causes.TRUNCATED_SHARD, f"{label(shard)}: {type(error).__name__}") from None
-
-
-class _Header(tarfile.TarInfo):
-    """A tar header. tarfile takes whatever is no header for the end; only the mark of the end is the end."""
-
-    @classmethod
-    def fromtarfile(cls, tar: tarfile.TarFile) -> "_Header":
-        try:
-            return super().fromtarfile(tar)
-        except tarfile.HeaderError as error:
-            if isinstance(error, tarfile.EOFHeaderError):  # type: ignore[attr-defined]
-                raise
-            raise tarfile.ReadError(str(error)) from None
+    except tars.Expands as error:
+        raise ShardError(causes.EXPANDS, f"{label(shard)}: {error}") from None
+    except tars.ERRORS as error:
+        why = str(error) if isinstance(error, tarfile.TarError) else type(error).__name__
+        raise ShardError(causes.TRUNCATED_SHARD, f"{label(shard)}: {why}") from None
 
 
 def _group(tar: tarfile.TarFile, unusable: Collection[int], start: int) -> Iterator[Group]:
     keys: set[str] = set()
     key, index, position, duplicate = None, -1, -1, False
     members: dict[str, bytes | None] = {}
-    while (info := tar.next()) is not None:
-        tar.members.clear()  # type: ignore[attr-defined]  # tarfile keeps every header otherwise
-        if not info.isreg():
-            continue
-        prefix, suffix = base_plus_ext(info.name)
-        if prefix is None:
-            continue
-        suffix = suffix.lower()
-        if prefix != key or suffix in members:
-            if key is not None:
-                yield Group(index, key, members, duplicate)
-            key, members, index = prefix, {}, index + 1
-            duplicate = key in keys
-            keys.add(key)
-            position += index not in unusable
-        wanted = position >= start and index not in unusable
-        members[suffix] = _content(tar, info, suffix) if wanted else None
+    try:
+        for info in tars.members(tar):
+            if not info.isreg() or (parts := tars.split_name(info.name)) is None:
+                continue
+            prefix, suffix = parts[0], parts[1].lower()
+            if prefix != key or suffix in members:
+                if key is not None:
+                    yield Group(index, key, members, duplicate)
+                key, members, index = prefix, {}, index + 1
+                duplicate = key in keys
+                keys.add(key)
+                position += index not in unusable
+            wanted = position >= start and index not in unusable
+            members[suffix] = _content(tar, info, suffix) if wanted else None
+    except tars.ERRORS:
+        if key is not None and TEXT_SUFFIX in members and any(suffix in members for suffix in IMAGE_SUFFIXES):
+            yield Group(index, key, members, duplicate)  # it was complete before what came behind it broke off
+        raise
     if key is not None:
         yield Group(index, key, members, duplicate)
 
 
 def _content(tar: tarfile.TarFile, info: tarfile.TarInfo, suffix: str) -> bytes | None:
     limit = MAX_TEXT_BYTES if suffix == TEXT_SUFFIX else MAX_FILE_BYTES if suffix in IMAGE_SUFFIXES else -1
-    if info.size > limit:
-        return None
-    member = tar.extractfile(info)
-    assert member is not None
-    data = member.read()
-    if len(data) != info.size:
-        raise tarfile.ReadError("unexpected end of data")
-    return data
+    return None if info.size > limit else tars.content(tar, info)

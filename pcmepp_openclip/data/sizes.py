@@ -7,16 +7,16 @@ they are parsed as JSON, checked, and lead to numbers only.
 
 import json
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .redact import redact
-from .sources import Source, kind, local_path, shard_key, sibling
+from .sources import Source, kind, local_path, shard_key, shown, sibling
 from .streams import LostShard, MissingShard, read_file
 
 SIZES = "sizes.json"
+MAX_SAMPLES = 10**9  # of a shard: it would have terabytes
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,12 @@ def _read_folder(place: str | None, required: bool) -> tuple[dict[str, int], dic
     if not isinstance(sizes, dict) or not all(_is_count(count) for count in sizes.values()):
         raise ValueError(f"{redact(place)} is not a sizes.json: it must map the names of shards to whole numbers.")
     counted = {str(name): int(count) for name, count in sizes.items()}
+    for name, count in counted.items():
+        if count > MAX_SAMPLES:
+            raise ValueError(
+                f"{redact(place)} says that {shown(name)} has more than {MAX_SAMPLES:,} samples: delete it and run "
+                "`pcmepp data count` again."
+            )
     return counted, _unusable(_read_json(report_path(place)), counted)
 
 
@@ -98,28 +104,35 @@ def _unusable(report: Any, counted: dict[str, int]) -> dict[str, frozenset[int]]
 
 def _is_count(value: Any) -> bool:
     if isinstance(value, str):  # open_clip takes "123" as well
-        return value.isdigit()
+        return value.isascii() and value.isdigit() and len(value) < 100
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _read_json(place: str) -> Any:
     try:
-        return json.loads(read_file(place))
+        data = read_file(place)
     except MissingShard:
         return None
     except LostShard as error:
         raise ValueError(f"The sizes of the shards cannot be read: {error}; is the server up?") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
+    except OSError as error:  # a folder, a disk that fails
+        raise ValueError(f"{redact(place)} cannot be read: {error.strerror or type(error).__name__}.") from None
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):  # a number of more digits than Python takes is a ValueError, too
         raise ValueError(f"{redact(place)} is not JSON: delete it and count again.") from None
 
 
 def write_json(path: Path, value: Any) -> None:
-    """In one step: a reader sees the old file or the new one."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1)
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, path)
+    """In one step: a reader sees the old file or the new one. Its rights are those of any new file."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump(value, file, indent=1)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def merge_json(path: Path, new: dict) -> dict:

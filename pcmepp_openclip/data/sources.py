@@ -5,6 +5,8 @@ redcaps=hf://datasets/ORG/NAME@REVISION/{00000..01199}.tar::extra=s3://bucket/ex
 """
 
 import glob
+import itertools
+import math
 import os.path
 import re
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from .redact import redact
 _NAMED = re.compile(r"(?P<name>[A-Za-z][\w.-]*)=(?P<pattern>.+)", re.DOTALL)
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 _HF = re.compile(r"hf://datasets/(?P<repo>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?/(?P<path>.+)")
+MAX_SHARDS = 1_000_000
 SCHEMES = ("http", "https", "s3", "hf", "file")
 
 
@@ -52,17 +55,21 @@ def expand(pattern: str, flag: str = "--train-data") -> tuple[str, ...]:
     """Braces as the shell and open_clip expand them; `*` in local paths and Hugging Face repos."""
     from braceexpand import braceexpand
 
+    spans = [abs(int(a) - int(b)) + 1 for a, b in re.findall(r"\{(-?\d{1,20})\d*\.\.(-?\d{1,20})", pattern)]
     try:
-        shards = list(braceexpand(pattern))
-    except ValueError as error:
+        few = math.prod(spans) <= MAX_SHARDS
+        shards = list(itertools.islice(braceexpand(pattern), MAX_SHARDS + 1)) if few else []
+    except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"{flag}: the braces of {redact(pattern)} cannot be expanded ({type(error).__name__})."
+            f"{flag}: the braces of {shown(redact(pattern))} cannot be expanded ({type(error).__name__})."
         ) from None
+    if not few or len(shards) > MAX_SHARDS:
+        raise ValueError(f"{flag}: {shown(redact(pattern))} are more than {MAX_SHARDS:,} shards.")
     found: list[str] = []
     for shard in shards:
         if kind(shard) == "unknown":
             raise ValueError(
-                f"{flag}: {redact(shard)} is of no known kind: use a path, http(s)://, s3://, "
+                f"{flag}: {shown(redact(shard))} is of no known kind: use a path, http(s)://, s3://, "
                 "hf://datasets/ORG/NAME/FILE, or a command, as in 'pipe:gsutil cat gs://bucket/{000..099}.tar'."
             )
         if kind(shard) == "local" and "*" in shard:
@@ -73,9 +80,9 @@ def expand(pattern: str, flag: str = "--train-data") -> tuple[str, ...]:
         else:
             found.append(shard)
     if not found:
-        raise ValueError(f"{flag}: no shard matches {redact(pattern)}.")
+        raise ValueError(f"{flag}: no shard matches {shown(redact(pattern))}.")
     if len(set(found)) != len(found):
-        raise ValueError(f"{flag}: {redact(pattern)} names a shard twice.")
+        raise ValueError(f"{flag}: {shown(redact(pattern))} names a shard twice.")
     return tuple(found)
 
 
@@ -143,3 +150,9 @@ def sibling(shard: str, name: str) -> str | None:
 def label(shard: str) -> str:
     """A shard as logs and errors may show it."""
     return redact(shard)
+
+
+def shown(name: str) -> str:
+    """A name from elsewhere as messages may show it."""
+    name = name if name.isprintable() else name.encode("unicode_escape", "backslashreplace").decode()
+    return name if len(name) < 200 else f"{name[:200]}..."

@@ -76,6 +76,7 @@ def make_job(args: argparse.Namespace, setup: Setup, transform: Any, tokenizer: 
         max_empty_shards=args.train_data_max_empty_shards,
         max_pixels=args.train_data_max_pixels,
         at_least=host_data.input_size(args.model, args.force_image_size) if args.train_data_reduced_decoding else None,
+        upright=args.train_data_exif_orientation,
         transform=transform,
         normalization=normalization,
         tokenizer=tokenizer,

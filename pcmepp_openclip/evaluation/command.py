@@ -71,6 +71,9 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     group.add_argument("--batch-size", type=int, default=64)
     group.add_argument("--workers", type=int, default=min(4, os.cpu_count() or 1), help="processes that decode images")
     group.add_argument("--precision", choices=("fp32", "amp_bf16"), default="fp32")
+    group.add_argument(
+        "--exif-orientation", action="store_true", help="turn images as their EXIF orientation says; open_clip does not"
+    )
     group.add_argument("--device", help="cuda where there is one, else cpu")
     args = parser.parse_args(argv)
     if not (args.retrieval or args.zeroshot or args.coco):
@@ -147,6 +150,7 @@ def load(args: argparse.Namespace) -> tuple[Encoder, list[str]]:
         precision=args.precision,
         batch_size=args.batch_size,
         workers=args.workers,
+        upright=args.exif_orientation,
     )
     return encoder, notes
 
@@ -160,6 +164,7 @@ def write(args: argparse.Namespace, encoder: Encoder, outcomes: list[Outcome], n
         "weights": encoder.fingerprint,
         "precision": args.precision,
         "split": args.split,
+        **({"exif_orientation": True} if args.exif_orientation else {}),
         "notes": notes,
     }
     for outcome in outcomes:

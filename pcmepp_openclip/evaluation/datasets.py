@@ -11,12 +11,14 @@ A sample's .json may hold "captions" in place of the .txt, and any other facts, 
 """
 
 import json
+import string
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..data.shards import IMAGE_SUFFIXES
-from .samples import Place, image_file, read_samples, shards_of_folder, shards_of_pattern
+from ..data.sources import shown
+from .samples import Place, image_file, is_other_image, read_samples, shards_of_folder, shards_of_pattern
 
 Facts = dict[str, Any]
 
@@ -51,6 +53,10 @@ class Labelled:
     facts: list[Facts] = field(default_factory=list)
 
 
+class _MissingImage(ValueError):
+    pass
+
+
 def read_captioned(where: str, split: str = "test", flag: str = "--retrieval") -> Captioned:
     """The images and captions of a folder in clip_benchmark's layout, or of a pattern of shards."""
     folder = Path(where)
@@ -58,11 +64,10 @@ def read_captioned(where: str, split: str = "test", flag: str = "--retrieval") -
     found = Captioned()
     for key, image, members in read_samples(shards, flag):
         facts = _facts(members, key, flag)
-        captions = facts.pop("captions", None) or members.get("txt", b"").decode("utf-8", "replace").splitlines()
-        captions = [caption.strip() for caption in captions if caption.strip()]
+        captions = _captions(facts.pop("captions", None), members, key, flag)
         if not captions:
             raise ValueError(
-                f"{flag} {where}: the image {key} has no caption; each needs a .txt with one caption a line."
+                f"{flag} {where}: the image {shown(key)} has no caption; each needs a .txt with one caption a line."
             )
         found.add(image, captions, facts)
     if not found.images:
@@ -79,8 +84,7 @@ def read_labelled(where: str, split: str = "test", flag: str = "--zeroshot") -> 
         raise ValueError(f"{flag} {where}: there is no such folder.")
     classes, templates = _lines(folder / "classnames.txt"), _lines(folder / "zeroshot_classification_templates.txt")
     for template in templates or ():
-        if "{c}" not in template:
-            raise ValueError(f"{flag} {where}: the template '{template}' has no {{c}} for the class.")
+        _check_template(template, f"{flag} {where}")
     if not (folder / split / "nshards.txt").is_file():
         return _image_folder(folder, split, classes, templates, flag)
     if not classes:
@@ -88,9 +92,9 @@ def read_labelled(where: str, split: str = "test", flag: str = "--zeroshot") -> 
     found = Labelled(classes, templates)
     for key, image, members in read_samples(shards_of_folder(folder, split, flag), flag):
         label = members.get("cls", b"").decode("ascii", "replace").strip()
-        if not label.isdigit() or int(label) >= len(classes):
+        if not label.isdigit() or len(label) > 18 or int(label) >= len(classes):
             raise ValueError(
-                f"{flag} {where}: the image {key} is of no class (its .cls is '{label}'); "
+                f"{flag} {where}: the image {shown(key)} is of no class (its .cls is '{shown(label)}'); "
                 f"it must be a number from 0 to {len(classes) - 1}."
             )
         found.images.append(image)
@@ -113,13 +117,16 @@ def read_karpathy(annotations: str, images: str, split: str = "test") -> Caption
             if not path.is_file():
                 path = Path(images) / entry["filename"]
             if not path.is_file():
-                raise ValueError(f"--coco-images {images}: {entry['filename']} is not in it.")
+                raise _MissingImage(f"--coco-images {images}: {entry['filename']} is not in it.")
             sentences = entry["sentences"]
             captions = [" ".join(sentence["raw"].split()) for sentence in sentences]
+            number, numbers = int(entry["cocoid"]), [int(sentence["sentid"]) for sentence in sentences]
             found.add(image_file(path), captions, {"key": path.stem})
-            found.coco_images.append(int(entry["cocoid"]))
-            found.coco_captions += [int(sentence["sentid"]) for sentence in sentences]
-    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+            found.coco_images.append(number)
+            found.coco_captions += numbers
+    except _MissingImage:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"--coco {annotations}: it is not Karpathy's dataset_coco.json ({type(error).__name__}: {error})."
         ) from None
@@ -131,26 +138,50 @@ def read_karpathy(annotations: str, images: str, split: str = "test") -> Caption
 def _facts(members: dict[str, bytes], key: str, flag: str) -> Facts:
     try:
         facts = json.loads(members.get("json", b"{}"))
-    except ValueError:
-        raise ValueError(f"{flag}: the .json of the image {key} is not JSON.") from None
+    except (ValueError, RecursionError):
+        raise ValueError(f"{flag}: the .json of the image {shown(key)} is not JSON.") from None
     return {"key": key, **(facts if isinstance(facts, dict) else {})}
+
+
+def _captions(given: Any, members: dict[str, bytes], key: str, flag: str) -> list[str]:
+    """Those of the .json, else the lines of the .txt, without blank ones."""
+    if given is None or given == []:
+        given = members.get("txt", b"").decode("utf-8", "replace").splitlines()
+    if not isinstance(given, list) or not all(isinstance(caption, str) for caption in given):
+        raise ValueError(
+            f'{flag}: the captions of the image {shown(key)} must be a list of texts, as in ["a dog", "a black dog"].'
+        )
+    return [caption.strip() for caption in given if caption.strip()]
+
+
+def _check_template(template: str, where: str) -> None:
+    """It is filled by str.format: anything but {c} would fail there, or reach into Python."""
+    try:
+        fields = [(name, spec, conversion) for _, name, spec, conversion in string.Formatter().parse(template)]
+        fields = [field for field in fields if field[0] is not None]
+    except ValueError:
+        fields = [("", "", None)]
+    if any(field != ("c", "", None) for field in fields):
+        raise ValueError(f"{where}: the template '{shown(template)}' may have {{c}} for the class, no other braces.")
+    if not fields:
+        raise ValueError(f"{where}: the template '{shown(template)}' has no {{c}} for the class.")
 
 
 def _matches(path: Path, found: Captioned, flag: str) -> list[list[int]]:
     try:
         matches = json.loads(path.read_text(encoding="utf-8"))["images_of_caption"]
         good = len(matches) == len(found.captions) and all(
-            all(0 <= int(i) < len(found.images) for i in images) and own in images
+            all(type(i) is int and 0 <= i < len(found.images) for i in images) and own in images
             for images, own in zip(matches, found.image_of_caption, strict=True)
         )
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         good = False
     if not good:
         raise ValueError(
             f"{flag}: {path} must hold, for each of the {len(found.captions)} captions in order, the numbers of the "
             "images it fits, its own among them."
         )
-    return [sorted(set(map(int, images))) for images in matches]
+    return [sorted(set(images)) for images in matches]
 
 
 def _image_folder(
@@ -167,6 +198,11 @@ def _image_folder(
     found = Labelled(names, templates)
     for label, subfolder in enumerate(subfolders):
         for path in sorted(subfolder.rglob("*")):
+            if is_other_image(path.name) and path.is_file():
+                raise ValueError(
+                    f"{flag} {folder}: {path.relative_to(root)} is not of a kind that is read "
+                    f"(.{', .'.join(IMAGE_SUFFIXES)}): convert it, or take it out."
+                )
             if path.suffix.lower().lstrip(".") in IMAGE_SUFFIXES:
                 found.images.append(image_file(path))
                 found.labels.append(label)
@@ -177,4 +213,7 @@ def _image_folder(
 
 
 def _lines(path: Path) -> list[str] | None:
-    return [line.strip() for line in path.read_text("utf-8").splitlines()] if path.is_file() else None
+    try:
+        return [line.strip() for line in path.read_text("utf-8").splitlines()] if path.is_file() else None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not text in UTF-8.") from None

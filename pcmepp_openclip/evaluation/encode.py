@@ -9,6 +9,7 @@ import datetime
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
@@ -39,6 +41,7 @@ class Encoder:
         probabilistic: whether the model's log-variances mean anything; if not, only its means are used.
         cache: the folder of the chunks.
         precision: "fp32", or "amp_bf16" for autocast.
+        upright: turn images as their EXIF orientation says.
     """
 
     model: Any
@@ -50,10 +53,12 @@ class Encoder:
     precision: str = "fp32"
     batch_size: int = 64
     workers: int = 0
+    upright: bool = False
 
     def __post_init__(self) -> None:
         self.model.eval()
         facts = [self.probabilistic, self.precision, repr(self.preprocess), type(self.tokenizer).__name__]
+        facts += ["upright"] * self.upright
         self.fingerprint = fingerprint(self.model.state_dict(), facts)
 
     @property
@@ -67,7 +72,9 @@ class Encoder:
 
         def encode(numbers: range) -> Gaussian:
             loader: DataLoader = DataLoader(
-                _Images([places[i] for i in numbers], self.preprocess), self.batch_size, num_workers=self.workers
+                _Images([places[i] for i in numbers], self.preprocess, self.upright),
+                self.batch_size,
+                num_workers=self.workers,
             )
             try:
                 return _cat([self._gaussian(batch, "image") for batch in loader])
@@ -116,23 +123,48 @@ class Encoder:
         rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         mine = chunks[rank::world]
         for path, numbers in tqdm(mine, desc=name, unit_scale=CHUNK, unit="", disable=None if rank == 0 else True):
-            if not path.exists():
-                gaussian = encode(numbers)
-                unfinished = path.with_suffix(f".{rank}")
-                save_file({"mean": gaussian.mean, "logvar": gaussian.logvar}, unfinished)
-                unfinished.replace(path)
+            if _load(path, len(numbers)) is None:
+                if path.exists():
+                    print(f"note: {path} is damaged, or of another version: encoded again.", file=sys.stderr)
+                _save(path, encode(numbers), rank)
         if world > 1:
             dist.barrier()
-        try:
-            parts = [load_file(path) for path, _ in chunks]
-        except OSError as error:
-            raise ValueError(f"{folder} lacks what another rank wrote ({error}): the ranks must share --out.") from None
-        return _cat([Gaussian(part["mean"], part["logvar"]) for part in parts])
+        parts = []
+        for path, numbers in chunks:
+            part = _load(path, len(numbers))
+            if part is None:
+                raise ValueError(f"{path} is missing or damaged: the ranks must share --out; run the command again.")
+            parts.append(part)
+        return _cat(parts)
+
+
+def _save(path: Path, gaussian: Gaussian, rank: int) -> None:
+    unfinished = path.with_suffix(f".{rank}")
+    tensors = {"mean": gaussian.mean.contiguous(), "logvar": gaussian.logvar.contiguous()}
+    save_file(tensors, unfinished, {"sha256": _digest(path, tensors)})
+    unfinished.replace(path)
+
+
+def _load(path: Path, count: int) -> Gaussian | None:
+    """A chunk of so many rows as it was saved, or None: a single wrong bit would change the results."""
+    try:
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in ("mean", "logvar")}
+            said = (file.metadata() or {}).get("sha256")
+    except (OSError, SafetensorError, ValueError, KeyError, AttributeError, RuntimeError, TypeError):
+        return None  # whatever the damage leads to
+    good = said == _digest(path, tensors) and all(tensor.shape[:1] == (count,) for tensor in tensors.values())
+    return Gaussian(tensors["mean"], tensors["logvar"]) if good else None
+
+
+def _digest(path: Path, tensors: dict[str, Tensor]) -> str:
+    """Of the content and of its place: a chunk that was moved is not what it seems."""
+    return fingerprint(tensors, f"{path.parent.name}/{path.name}")
 
 
 class _Images(Dataset):
-    def __init__(self, places: Sequence[Place], preprocess: Any):
-        self.places, self.preprocess = places, preprocess
+    def __init__(self, places: Sequence[Place], preprocess: Any, upright: bool):
+        self.places, self.preprocess, self.upright = places, preprocess, upright
 
     def __len__(self) -> int:
         return len(self.places)
@@ -140,7 +172,7 @@ class _Images(Dataset):
     def __getitem__(self, number: int) -> Tensor:
         place = self.places[number]
         try:
-            return self.preprocess(decode_image(place.read()))
+            return self.preprocess(decode_image(place.read(), upright=self.upright))
         except BadImage as error:
             # Left out, it would change the numbers without a word.
             raise ValueError(f"An image of {place.file} (at byte {place.offset}) cannot be read: {error}.") from None

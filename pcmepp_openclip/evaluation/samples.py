@@ -6,10 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from webdataset.tariterators import base_plus_ext
+from PIL import Image
 
-from ..data.shards import IMAGE_SUFFIXES
-from ..data.sources import expand, kind, local_path
+from ..data import tars
+from ..data.shards import IMAGE_SUFFIXES, MAX_TEXT_BYTES
+from ..data.sources import expand, kind, local_path, shown
+
+MAX_SHARDS = 1_000_000
+OTHER_IMAGES = ("heic", "heif", "avif", "jxl", "svg")  # beside those that Pillow has a name for
 
 
 class Place(NamedTuple):
@@ -41,6 +45,8 @@ def shards_of_folder(folder: Path, split: str, flag: str) -> list[str]:
         ) from None
     except ValueError:
         raise ValueError(f"{flag} {folder}: {split}/nshards.txt must hold the number of shards.") from None
+    if not 0 < number <= MAX_SHARDS:
+        raise ValueError(f"{flag} {folder}: {split}/nshards.txt must hold a number from 1 to {MAX_SHARDS:,}.")
     return [str(folder / split / f"{i}.tar") for i in range(number)]
 
 
@@ -52,29 +58,66 @@ def shards_of_pattern(pattern: str, flag: str) -> list[str]:
     return [local_path(shard) for shard in shards]
 
 
+class LeftOut(ValueError):
+    """Something would be left out, and change the numbers."""
+
+
+def is_other_image(name: str) -> bool:
+    """Whether a file is called like an image, but not of a kind that is read."""
+    suffix = name.lower().rpartition(".")[2]
+    return suffix not in IMAGE_SUFFIXES and (f".{suffix}" in Image.registered_extensions() or suffix in OTHER_IMAGES)
+
+
 def read_samples(shards: list[str], flag: str) -> Iterator[tuple[str, Place, dict[str, bytes]]]:
-    """Key, image and small members of all samples. Images are only located: a plain tar needs no unpacking."""
+    """Key, image and small members of all samples. Images are only located: a plain tar needs no unpacking.
+
+    What would leave out an image is a ValueError.
+    """
     for shard in shards:
-        key: str | None = None
-        image: Place | None = None
-        members: dict[str, bytes] = {}
         try:
-            with tarfile.open(shard, "r:") as tar:
-                for info in tar:
-                    prefix, suffix = base_plus_ext(info.name)
-                    if prefix is None or not info.isreg():
-                        continue
-                    if prefix != key:
-                        if key is not None and image is not None:
-                            yield key, image, members
-                        key, image, members = prefix, None, {}
-                    if suffix.lower() in IMAGE_SUFFIXES:
-                        image = Place(os.path.abspath(shard), info.offset_data, info.size)
-                    elif suffix in ("txt", "json", "cls"):
-                        member = tar.extractfile(info)
-                        assert member is not None
-                        members[suffix] = member.read()
-        except (OSError, tarfile.TarError) as error:
-            raise ValueError(f"{flag}: the shard {shard} cannot be read ({type(error).__name__}).") from None
+            yield from _of_shard(shard, flag)
+        except LeftOut:
+            raise
+        except tars.ERRORS as error:
+            why = str(error) if isinstance(error, tarfile.TarError) else type(error).__name__
+            raise ValueError(f"{flag}: the shard {shard} cannot be read ({why}).") from None
+
+
+def _of_shard(shard: str, flag: str) -> Iterator[tuple[str, Place, dict[str, bytes]]]:
+    key: str | None = None
+    image: Place | None = None
+    members: dict[str, bytes] = {}
+    keys: set[str] = set()
+    names: list[str] = []  # of the sample
+
+    def finished() -> Iterator[tuple[str, Place, dict[str, bytes]]]:
         if key is not None and image is not None:
             yield key, image, members
+        elif key is not None and (members or any(map(is_other_image, names))):
+            raise LeftOut(
+                f"{flag}: the sample {shown(key)} of {shard} has no image of a kind that is read "
+                f"(.{', .'.join(IMAGE_SUFFIXES)}), only {', '.join(map(shown, names[:5]))}: convert it, or take it out."
+            )
+
+    with open(shard, "rb") as file:
+        tar = tarfile.TarFile(fileobj=file, tarinfo=tars.Header)
+        for info in tars.members(tar):
+            if not info.isreg() or (parts := tars.split_name(info.name)) is None:
+                continue
+            prefix, suffix = parts[0], parts[1].lower()
+            if prefix != key:
+                yield from finished()
+                key, image, members, names = prefix, None, {}, []
+                if key in keys:
+                    raise LeftOut(f"{flag}: {shard} has the key {shown(key)} twice: give each sample its own.")
+                keys.add(key)
+            names.append(info.name)
+            if suffix in members or (image is not None and suffix in IMAGE_SUFFIXES):
+                raise LeftOut(f"{flag}: {shard} has the key {shown(key)} twice: give each sample its own.")
+            if suffix in IMAGE_SUFFIXES:
+                image = Place(os.path.abspath(shard), info.offset_data, info.size)
+            elif suffix in ("txt", "json", "cls"):
+                if info.size > MAX_TEXT_BYTES:
+                    raise LeftOut(f"{flag}: {shown(info.name)} of {shard} has more than {MAX_TEXT_BYTES >> 20} MB.")
+                members[suffix] = tars.content(tar, info)
+        yield from finished()
