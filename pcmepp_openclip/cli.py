@@ -32,7 +32,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return command.main(argv[1:]) or 0
     except ValueError as error:  # a mistake of the user's, said in one sentence; anything else is a traceback
-        print(f"pcmepp {argv[0]}: {error}", file=sys.stderr)
+        from .data.redact import printable
+
+        print(f"pcmepp {argv[0]}: {printable(str(error))}", file=sys.stderr)
         return 2
 
 

@@ -14,11 +14,12 @@ import functools
 import logging
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import open_clip
 
-from . import data, record
+from . import data, files, host, record
 from .config import PCMEppCfg
 from .dry_run import dry_run
 from .host import training
@@ -50,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
         args = prepare(known, rest)
     except ValueError as error:  # the same on every rank, so one of them says it
         if training.world_info_from_env()[1] == 0:
-            print(f"pcmepp train: {error}", file=sys.stderr)
+            print(f"pcmepp train: {data.printable(str(error))}", file=sys.stderr)
         return 2
     return 0 if args.dry_run else run(args, rest)
 
@@ -93,6 +94,7 @@ def own_parser() -> argparse.ArgumentParser:
 
 def prepare(own: argparse.Namespace, rest: list[str]) -> argparse.Namespace:
     """All arguments, open_clip's and ours, and every mistake that shows before a model is built."""
+    host.never_ask()
     args = training.stock_parse_args(rest)
     vars(args).update(vars(own))
     args.pcmepp_cfg = merged_cfg(args)
@@ -100,6 +102,8 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> argparse.Namespace:
     _, args.rank, args.world_size = training.world_info_from_env()
     args.world_size = args.dry_run or args.world_size
     if args.rank == 0:
+        if not args.dry_run and args.logs.lower() != "none":
+            files.check_folder(Path(args.logs), "--logs")
         data.check(args)
         pusher.check(args)
     if args.dry_run:

@@ -9,6 +9,13 @@ _PIPE = re.compile(r"pipe:.*?(?=::|\n|$)")
 _SHARD = re.compile(r"[\w.-]*(?:\{[\w.,-]*\}[\w.-]*)*\.(?:tar|tgz)(?:\.\w+)?(?![\w.])")
 
 
+def printable(text: str) -> str:
+    """`text` of others for a terminal or a log: what would move the cursor or hide a part of it is spelt out."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
+
 def redact(text: str) -> str:
     """`text` without credentials: of URLs neither user nor query values, of a pipe only its program and its shard."""
     return _URL.sub(_redact_url, _PIPE.sub(_redact_pipe, text))
@@ -63,7 +70,7 @@ class RedactingFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         message = record.getMessage()
-        if (shown := redact(message)) != message:
+        if (shown := printable(redact(message))) != message:
             record.msg, record.args = shown, ()
         return True
 

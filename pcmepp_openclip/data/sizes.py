@@ -7,7 +7,6 @@ they are parsed as JSON, checked, and lead to numbers only.
 
 import json
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,11 +114,10 @@ def _read_json(place: str) -> Any:
 
 def write_json(path: Path, value: Any) -> None:
     """In one step: a reader sees the old file or the new one."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # not by tempfile, which leaves the umask out
+    with temporary.open("w", encoding="utf-8") as file:
         json.dump(value, file, indent=1)
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, path)
+    temporary.replace(path)
 
 
 def merge_json(path: Path, new: dict) -> dict:

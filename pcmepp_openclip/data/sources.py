@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from .redact import redact
+from .redact import printable, redact
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z][\w.-]*)=(?P<pattern>.+)", re.DOTALL)
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
@@ -142,4 +142,4 @@ def sibling(shard: str, name: str) -> str | None:
 
 def label(shard: str) -> str:
     """A shard as logs and errors may show it."""
-    return redact(shard)
+    return printable(redact(shard))

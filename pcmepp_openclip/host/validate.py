@@ -57,6 +57,22 @@ def check_config(config: Any, where: str) -> None:
         raise ConfigRefused(f"The config of {where} is refused: {error}") from None
 
 
+def check_plain_config(config: Any, where: str) -> None:
+    """The same for the config of another model, where it comes with a file: what it names must be no code."""
+    try:
+        _known(config, ("model_cfg", "preprocess_cfg"), "it")
+        for block in ("model_cfg", "preprocess_cfg"):
+            if not isinstance(config.get(block), dict):
+                raise ValueError(f"it lacks {block}.")
+        for block in ("vision_cfg", "text_cfg"):
+            if not isinstance(config["model_cfg"].get(block), dict):
+                raise ValueError(f"model_cfg lacks {block}.")
+        _known(config["model_cfg"]["text_cfg"].get("tokenizer_kwargs") or {}, TOKENIZER_KEYS, "tokenizer_kwargs")
+        _check_preprocessing(config["preprocess_cfg"])
+    except (ValueError, ArithmeticError) as error:
+        raise ConfigRefused(f"The config of {where} is refused: {error}") from None
+
+
 def _check(config: Any) -> None:
     _known(config, ("model_cfg", "preprocess_cfg"), "it")
     model = config.get("model_cfg")
