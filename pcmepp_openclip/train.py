@@ -23,6 +23,7 @@ from . import data, files, host, record
 from .config import PCMEppCfg
 from .dry_run import dry_run
 from .host import training
+from .host.data import bounded
 from .hub import pusher
 from .loop import Loop
 from .stops import EXIT_STOPPED, Stopped
@@ -124,7 +125,8 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
     def create_model_and_transforms(*positional: Any, **kwargs: Any) -> Any:
         if probabilistic and positional[0] == args.model:
             kwargs["pcmepp_cfg"] = args.pcmepp_cfg
-        return open_clip.create_model_and_transforms(*positional, **kwargs)
+        model, for_training, for_validation = open_clip.create_model_and_transforms(*positional, **kwargs)
+        return model, for_training, bounded(for_validation)
 
     training.DDP.passes = args.accum_freq if probabilistic else 1
     try:

@@ -16,6 +16,7 @@ import open_clip
 import torch
 
 from .. import __version__, files, host, report
+from ..host.data import bounded
 from ..model import PCMEppCLIP
 from . import coco, pages
 from .datasets import Captioned, Labelled, read_captioned, read_karpathy, read_labelled
@@ -152,7 +153,7 @@ def load(args: argparse.Namespace) -> tuple[Encoder, list[str]]:
         )
     encoder = Encoder(
         model,
-        preprocess,
+        bounded(preprocess),
         tokenizer,
         probabilistic,
         args.out / "embeddings",
