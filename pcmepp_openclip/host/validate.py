@@ -80,7 +80,7 @@ def check_config(config: Any, where: str) -> None:
     try:
         _check(config)
     except (ValueError, ArithmeticError) as error:
-        raise ConfigRefused(f"The config of {where} is refused: {error}") from None
+        raise ConfigRefused(f"The config of {where} is refused: {str(error)[:300]}") from None
 
 
 def check_plain_config(config: Any, where: str) -> None:
@@ -96,7 +96,7 @@ def check_plain_config(config: Any, where: str) -> None:
         _known(config["model_cfg"]["text_cfg"].get("tokenizer_kwargs") or {}, TOKENIZER_KEYS, "tokenizer_kwargs")
         _check_preprocessing(config["preprocess_cfg"])
     except (ValueError, ArithmeticError) as error:
-        raise ConfigRefused(f"The config of {where} is refused: {error}") from None
+        raise ConfigRefused(f"The config of {where} is refused: {str(error)[:300]}") from None
 
 
 def _check(config: Any) -> None:
