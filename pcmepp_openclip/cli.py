@@ -61,7 +61,9 @@ def run(argv: list[str]) -> int:
     try:
         return command.main(argv[1:]) or 0
     except (ValueError, RunFailed) as error:  # said in one sentence; anything else is a bug, and a traceback
-        print(f"pcmepp {argv[0]}: {error}", file=sys.stderr)
+        from .data.redact import printable
+
+        print(f"pcmepp {argv[0]}: {printable(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
 
 

@@ -35,21 +35,21 @@ class PCMEppCfg:
 
     def __post_init__(self) -> None:
         if type(self.head_layers) is not int or self.head_layers < 1:
-            raise ValueError(f"pcmepp_cfg.head_layers must be a whole number from 1 up, not {self.head_layers!r}.")
+            raise ValueError(f"pcmepp_cfg.head_layers must be a whole number from 1 up, not {self.head_layers!r:.40}.")
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name in ("head_layers", "reduction") or (field.name == "init_logvar_bias" and value is None):
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise ValueError(f"pcmepp_cfg.{field.name} must be a finite number, not {value!r}.")
+                raise ValueError(f"pcmepp_cfg.{field.name} must be a finite number, not {value!r:.40}.")
             if field.name.endswith("_weight") and value < 0:
-                raise ValueError(f"pcmepp_cfg.{field.name} must not be negative, not {value!r}.")
+                raise ValueError(f"pcmepp_cfg.{field.name} must not be negative, not {value!r:.40}.")
         if not any((self.contrastive_weight, self.match_weight, self.vib_weight, self.pp_weight)):
             raise ValueError("pcmepp_cfg gives every term of the loss a weight of 0, so there is nothing to train.")
         if self.reduction not in ("mean", "sum"):
-            raise ValueError(f"pcmepp_cfg.reduction must be 'mean' or 'sum', not {self.reduction!r}.")
+            raise ValueError(f"pcmepp_cfg.reduction must be 'mean' or 'sum', not {self.reduction!r:.40}.")
         if self.init_a <= 0:
-            raise ValueError(f"pcmepp_cfg.init_a must be positive, not {self.init_a!r}.")
+            raise ValueError(f"pcmepp_cfg.init_a must be positive, not {self.init_a!r:.40}.")
 
     @classmethod
     def parse(cls, block: Any) -> "PCMEppCfg":
@@ -61,7 +61,7 @@ class PCMEppCfg:
             if key not in fields:
                 close = difflib.get_close_matches(str(key), fields, n=1)
                 hint = f"did you mean '{close[0]}'?" if close else f"known keys: {', '.join(fields)}."
-                raise ValueError(f"pcmepp_cfg has an unknown key '{key}'; {hint}")
+                raise ValueError(f"pcmepp_cfg has an unknown key {str(key)[:60]!r}; {hint}")
         for key in ("head_layers", "init_logvar_bias"):
             if key not in block:
                 raise ValueError(f"pcmepp_cfg lacks '{key}'; it decides which tensors a checkpoint holds.")

@@ -7,7 +7,8 @@ python -c "import open_clip; open_clip.create_model('ViT-B-16', pretrained='clip
 import argparse
 from pathlib import Path
 
-from . import host
+from . import files, host
+from .data.redact import printable
 from .model import is_sigma
 
 
@@ -24,7 +25,7 @@ def main(argv: list[str]) -> None:
     kept, dropped = to_clip(args.source, args.target)
     print(f"{args.target}: {len(kept)} tensors of a plain CLIP. Dropped {len(dropped)} of PCME++'s own:")
     for name in dropped:
-        print(f"  {name}")
+        print(f"  {printable(name)}")
 
 
 def to_clip(source: Path, target: Path) -> tuple[list[str], list[str]]:
@@ -33,19 +34,15 @@ def to_clip(source: Path, target: Path) -> tuple[list[str], list[str]]:
         raise ValueError(f"{target}: the target must end in .safetensors or .pt.")
     if not target.parent.is_dir():
         raise ValueError(f"{target}: there is no folder {target.parent}.")
+    if target.is_dir():
+        raise ValueError(f"{target} is a folder: name the file to write.")
     if not source.is_file():
         raise ValueError(f"{source}: there is no such file.")
+    files.check_folder(target.parent, "The folder")
     state_dict = host.read_state_dict(source)
     dropped = [name for name in state_dict if is_sigma(name)]
     if not dropped:
         raise ValueError(f"{source} has no log-variance branch: it is not a PCME++ checkpoint.")
     kept = {name: tensor.contiguous() for name, tensor in state_dict.items() if not is_sigma(name)}
-    if target.suffix == ".pt":
-        import torch
-
-        torch.save(kept, target)
-    else:
-        from safetensors.torch import save_file
-
-        save_file(kept, target)
+    files.save_tensors(kept, target)
     return list(kept), dropped

@@ -43,6 +43,8 @@ FIXED = (
 )
 AT_START = ("pretrained", "pretrained_image", "init_a", "init_b", "init_logvar_bias")
 
+_MODEL = re.compile(r"(hf-hub:)?[\w.-]+(/[\w.-]+)?(@[\w.-]+)?")  # a name of a model, an optimizer or of weights
+
 
 def check_fixed(args: dict[str, Any], before: dict[str, Any]) -> None:
     """ValueError if a run with the hyperparameters `before` cannot be resumed with these arguments."""
@@ -108,18 +110,18 @@ def hyperparameters(args: dict[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in args.items() if not OF_THE_MACHINE.fullmatch(name) and _is_harmless(value)}
     for name in ("opt", "model", "pretrained", "distill_pretrained"):  # these have slashes of their own
         value = args.get(name)
-        if isinstance(value, str) and re.fullmatch(r"(hf-hub:)?[\w.-]+(/[\w.-]+)?(@[\w.-]+)?", value):
+        if isinstance(value, str) and _MODEL.fullmatch(value):
             kept[name] = value if not Path(value).exists() else Path(value).name
         elif value:
             kept[name] = "a local file"
     return {name: kept[name] for name in sorted(kept) if kept[name] is not None and kept[name] != ""}
 
 
-def _is_harmless(value: Any) -> bool:
+def _is_harmless(value: Any, depth: int = 0) -> bool:
     if isinstance(value, dict):
-        return all(_is_harmless(part) for pair in value.items() for part in pair)
+        value = [part for pair in value.items() for part in pair]
     if isinstance(value, (list, tuple)):
-        return all(map(_is_harmless, value))
+        return depth < 5 and all(_is_harmless(part, depth + 1) for part in value)
     if isinstance(value, str):
         return re.fullmatch(r"[\w.,:=+\- ]{0,60}", value) is not None and not value.startswith("hf_")
     return isinstance(value, (bool, int, float, type(None)))
@@ -152,13 +154,71 @@ def end_last_line(path: Path) -> None:
 def lines(path: Path, key: str, last: float = math.inf) -> list[dict[str, Any]]:
     """The lines of such a file up to `last`, the latest word for each value of `key`; damaged ones are left out."""
     found: dict[float, dict[str, Any]] = {}
-    if path.is_file():
-        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                line = json.loads(text)
-                at = line.get(key, math.inf)
-            except (ValueError, AttributeError):  # a run that was killed while it wrote
-                continue
+    try:
+        content = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}.") from None
+    for text in content.splitlines():
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):  # a run that was killed while it wrote
+            continue
+        if isinstance(line, dict) and (key not in line or is_number(line[key])):
+            at = line.get(key, math.inf)
             if at <= last or at == math.inf:
                 found[at] = line
     return [found[at] for at in sorted(found)]
+
+
+def numbers(line: dict[str, Any]) -> dict[str, float]:
+    """The numbers of such a line that have a name of the usual kind."""
+    return {name: value for name, value in line.items() if is_name(name) and is_number(value)}
+
+
+# What a checkpoint says of itself may be anyone's word.
+
+
+def checked(about: Any) -> dict[str, Any]:
+    """`about` of a checkpoint with what `about` above could have written, all else left out; {} if it is no record."""
+    if not isinstance(about, dict) or not about:
+        return {}
+    found = {name: about[name] if isinstance(about.get(name), dict) else {} for name in ("hyperparameters", "versions")}
+    sources = about["data"] if isinstance(about.get("data"), (list, tuple)) else []
+    return {
+        "config": about.get("config"),
+        "hyperparameters": {
+            name: value
+            for name, value in found["hyperparameters"].items()
+            if is_name(name) and (_is_harmless(value) or (isinstance(value, str) and _MODEL.fullmatch(value)))
+        },
+        "data": [
+            _checked_source(source) for source in sources if isinstance(source, dict) and is_name(source.get("name"))
+        ],
+        "versions": {name: text for name, text in found["versions"].items() if is_name(name) and is_name(text)},
+    }
+
+
+def _checked_source(source: dict) -> dict[str, Any]:
+    return {
+        "name": source["name"],
+        "samples": count(source.get("samples")),
+        "share": _number_or_none(source.get("share")),
+    }
+
+
+def _number_or_none(value: Any) -> Any:
+    return value if is_number(value) else None
+
+
+def count(value: Any) -> int | None:
+    """A whole number from 0 up, or None."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else None
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300  # not NaN either
+
+
+def is_name(value: Any) -> bool:
+    """Whether it is a short word of letters, digits and the few signs that mean nothing in a card."""
+    return isinstance(value, str) and re.fullmatch(r"\w[\w.,:=+@/ -]{0,79}", value, re.ASCII) is not None

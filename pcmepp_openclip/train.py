@@ -21,10 +21,11 @@ from typing import Any
 
 import open_clip
 
-from . import data, record
+from . import data, files, host, record
 from .config import PCMEppCfg
 from .dry_run import dry_run
 from .host import training
+from .host.data import bounded
 from .hub import pusher
 from .loop import Loop
 from .stops import EXIT_STOPPED, Stopped, end_children
@@ -55,12 +56,12 @@ def main(argv: list[str] | None = None) -> int:
         args = prepare(known, rest)
     except ValueError as error:  # the same on every rank, so one of them says it
         if training.world_info_from_env()[1] == 0:
-            print(f"pcmepp train: {error}", file=sys.stderr)
+            print(f"pcmepp train: {data.printable(str(error))}", file=sys.stderr)
         return 2
     try:
         return 0 if args.dry_run else run(args, rest)
     except ValueError as error:  # of this rank
-        print(f"pcmepp train: {error}", file=sys.stderr)
+        print(f"pcmepp train: {data.printable(str(error))}", file=sys.stderr)
         return 2
 
 
@@ -109,6 +110,7 @@ def own_parser() -> argparse.ArgumentParser:
 
 def prepare(own: argparse.Namespace, rest: list[str]) -> argparse.Namespace:
     """All arguments, open_clip's and ours, and every mistake that shows before a model is built."""
+    host.never_ask()
     args = training.stock_parse_args(rest)
     vars(args).update(vars(own))
     check_numbers(args)
@@ -124,6 +126,8 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> argparse.Namespace:
                 file=sys.stderr,
             )
         check_places(args)
+        if not args.dry_run and args.logs.lower() != "none":
+            files.check_folder(Path(args.logs), "--logs")
         data.check(args)
         pusher.check(args)
     if args.dry_run:
@@ -144,7 +148,8 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
     def create_model_and_transforms(*positional: Any, **kwargs: Any) -> Any:
         if probabilistic and positional[0] == args.model:
             kwargs["pcmepp_cfg"] = args.pcmepp_cfg
-        return open_clip.create_model_and_transforms(*positional, **kwargs)
+        model, for_training, for_validation = open_clip.create_model_and_transforms(*positional, **kwargs)
+        return model, for_training, bounded(for_validation)
 
     training.DDP.passes = args.accum_freq if probabilistic else 1
     others = multiprocessing.active_children()

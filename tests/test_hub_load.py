@@ -188,8 +188,24 @@ BAD = {
     "timm": (["model_cfg", "vision_cfg", "timm_model_name"], "hf-hub:evil/x", "timm_model_name names another"),
     "another model": (["model_cfg", "text_cfg", "hf_model_name"], "evil/x", "hf_model_name names another model"),
     "code": (["model_cfg", "text_cfg", "tokenizer_kwargs"], {"trust_remote_code": True}, "unknown key 'trust_remote"),
-    "norm": (["model_cfg", "text_cfg", "norm_kwargs"], {"eps": [1]}, "norm_kwargs.eps must be a plain value"),
+    "norm": (["model_cfg", "text_cfg", "norm_kwargs"], {"eps": [1]}, "norm_kwargs.eps must be between"),
     "preprocessing": (["preprocess_cfg", "interpolation"], "evil", "interpolation must be one of"),
+    "mask": (["model_cfg", "text_cfg", "context_length"], 65536, "context_length must be a whole number from 1 to"),
+    "parameters": (
+        ["model_cfg", "text_cfg"],
+        {"context_length": 77, "vocab_size": 49408, "width": 8192, "heads": 8, "layers": 24},
+        "parameters, more than",
+    ),
+    "patches": (
+        ["model_cfg", "vision_cfg"],
+        {"image_size": 1024, "patch_size": 1024, "layers": 2, "width": 16384, "head_width": 64},
+        "parameters, more than",
+    ),
+    "not a number": (["preprocess_cfg", "mean"], [float("nan"), 0.5, 0.5], "mean must be three numbers"),
+    "no spread": (["preprocess_cfg", "std"], [0.2, 0.0, 0.2], "std must be positive"),
+    "another size": (["preprocess_cfg", "size"], [HUGE, HUGE], "is not the model's image_size"),
+    "logit scale": (["model_cfg", "init_logit_scale"], 1e3, "init_logit_scale must be between"),
+    "head": (["model_cfg", "pcmepp_cfg", "head_layers"], 99, "head_layers must be below"),
     "no towers": (["model_cfg", "text_cfg"], None, "text_cfg must be an object"),
 }
 

@@ -7,8 +7,8 @@ manifest, `check` is what runs before anything is built, `training` is the way i
 
 from .arguments import add_arguments
 from .check import check
-from .redact import protect, redact
+from .redact import printable, protect, redact
 from .setup import describe, sources
 from .training import get_data
 
-__all__ = ["add_arguments", "check", "describe", "get_data", "protect", "redact", "sources"]
+__all__ = ["add_arguments", "check", "describe", "get_data", "printable", "protect", "redact", "sources"]

@@ -1,55 +1,136 @@
-"""What may be shown of a URL or a pipe: where it leads, never what opens it."""
+"""What may be shown of a URL or a pipe: where it leads, never what opens it.
+
+A place that stands alone, such as an argument, is parsed to its end: a password may hold any character. A URL within a
+sentence of others ends nobody knows where, so rather more of it is hidden; and what was parsed as a secret of the
+arguments (`protect`) is hidden wherever it turns up.
+"""
 
 import argparse
+import base64
 import logging
 import re
+import shlex
+import sys
+import traceback
+from collections.abc import Iterator
+from types import TracebackType
+from urllib.parse import quote, quote_plus, unquote
 
-_URL = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*)://(?P<rest>[^\s'\"<>|;]*)")
-_PIPE = re.compile(r"pipe:.*?(?=::|\n|$)")
-_SHARD = re.compile(r"[\w.-]*(?:\{[\w.,-]*\}[\w.-]*)*\.(?:tar|tgz)(?:\.\w+)?(?![\w.])")
+_SCHEME = r"[a-zA-Z][a-zA-Z0-9+.-]*"
+_PLACE = re.compile(
+    rf"(?P<name>\s*(?:[A-Za-z][\w.-]*=)?)(?:pipe:(?P<command>.*)|(?P<scheme>{_SCHEME})://(?P<rest>.*))", re.S
+)
+_URL = re.compile(rf"(?P<scheme>{_SCHEME})://(?P<rest>(?:(?!{_SCHEME}://)[^\n])*)")
+_PIPE = re.compile(r"pipe:([^\n]*)")
+_HF = re.compile(r"datasets/[^/@?#]+/[^/@?#]+(?:@[^/@?#]+)?/[^@?#]*")
+_SHARD = re.compile(r"[\w.-]*(?:\{[\w.,-]*\}[\w.-]*)*\.(?:tar|tgz)(?:\.\w+)?")
+
+
+def printable(text: str) -> str:
+    """`text` of others for a terminal or a log: what would move the cursor or hide a part of it is spelt out."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
 def redact(text: str) -> str:
     """`text` without credentials: of URLs neither user nor query values, of a pipe only its program and its shard."""
-    return _URL.sub(_redact_url, _PIPE.sub(_redact_pipe, text))
+    if "://" in text or "pipe:" in text:
+        text = "::".join(map(_redact_part, text.split("::")))
+    return text if _known is None else _known.sub("***", text)
 
 
-def _redact_url(match: re.Match) -> str:
-    place, _, query = match["rest"].partition("?")
-    host, slash, path = place.partition("/")
-    _, at, host = host.rpartition("@")
-    if "@" in path and not at and ":" in host:  # an unescaped slash in a password
-        return f"{match['scheme']}://***"
-    shown = re.sub(r"=[^&#]*", "=***", query) if "=" in query else "***"
-    return f"{match['scheme']}://{'***@' if at else ''}{host}{slash}{path.partition('#')[0]}" + (
-        f"?{shown}" if query else ""
-    )
+def _redact_part(text: str) -> str:
+    if place := _PLACE.fullmatch(text):
+        if place["command"] is not None:
+            return place["name"] + _show_pipe(place["command"])
+        return place["name"] + _show_url(place["scheme"], place["rest"])
+    return _URL.sub(_redact_within, _PIPE.sub(lambda match: _show_pipe(match[1]), text))
 
 
-def _redact_pipe(match: re.Match) -> str:
-    words = match[0][len("pipe:") :].split()
+def _show_url(scheme: str, rest: str) -> str:
+    """A URL that ends where the text does."""
+    if scheme.lower() == "hf" and _HF.fullmatch(rest):  # the one kind where an @ belongs to the path
+        return f"{scheme}://{rest}"
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    _, at, host = authority.rpartition("@")
+    path, mark, query = rest[len(authority) :].partition("#")[0].partition("?")
+    if "@" in rest[len(authority) :] or (not at and not re.fullmatch(r"[^:]*(:\d*)?|\[.*", host)):
+        # A login with an unescaped / ? or #: where it ends is not known.
+        shard = rest.rpartition("@")[2].rpartition("/")[2]
+        return f"{scheme}://***" + (f"/{shard}" if _SHARD.fullmatch(shard) else "")
+    return f"{scheme}://{'***@' if at else ''}{host}{path}" + (f"?{_show_query(query)}" if mark and query else "")
+
+
+def _show_query(query: str) -> str:
+    """Only the first name: what looks like the next one may be a part of the first value."""
+    name, equals, _ = query.partition("=")
+    return f"{name}=***" if equals and re.fullmatch(r"[\w-]{1,40}", name) else "***"
+
+
+def _redact_within(match: re.Match) -> str:
+    """A URL within a line of text: it may end at its next space or quote, or anywhere before the last @."""
+    scheme, rest = match["scheme"], match["rest"]
+    if scheme.lower() == "hf" and _HF.match(rest):
+        return match[0]
+    _, at, rest = rest.rpartition("@")
+    place, space, after = re.fullmatch(r"(\S*)(\s?)(.*)", rest, re.S).groups()  # type: ignore[union-attr]
+    if "?" in place or "#" in place:
+        place = _show_url(scheme, place).partition("://")[2]
+    return f"{scheme}://{'***@' if at else ''}{place}{space}{after}"
+
+
+def _show_pipe(command: str) -> str:
+    try:
+        words = shlex.split(command)
+    except ValueError:  # a quote without its other half
+        words = []
     program = next((word for word in words if "=" not in word), "")
-    program = program.rsplit("/", 1)[-1] if re.fullmatch(r"[\w./+-]+", program) else "***"
-    shards = [found[0] for word in words for found in [_SHARD.search(word.partition("?")[0])] if found]
-    return " ".join(["pipe:" + program, "***", *shards[-1:]])
+    known = re.fullmatch(r"[\w./+-]+", program) and program in command.split()  # not one in quotes
+    program = program.rsplit("/", 1)[-1] if known else "***"
+    return " ".join([f"pipe:{program}", "***", *filter(None, map(_shard_of, words[1:][::-1]))][:3])
+
+
+def _shard_of(word: str) -> str:
+    """The name of the shard that a word of a command ends with, or nothing."""
+    end = word.partition("?")[0].rpartition("@")[2].rpartition("/")[2]
+    return end if _SHARD.fullmatch(end) else ""
 
 
 # open_clip writes every argument to params.txt, to the log and to its trackers. So the arguments hold what may be
 # shown, and the real text stays in the memory of this process.
 
-_ARGUMENTS = ("train_data", "val_data")
+_ARGUMENTS = ("train_data", "val_data", "train_data_sizes")
+_FREE_TEXT = ("wandb_notes",)  # of which only what is shown is ever used
 _real: dict[str, str] = {}
+_secrets: set[str] = set()
+_known: re.Pattern | None = None  # all of them, to be found in one go
 
 
 def protect(args: argparse.Namespace) -> argparse.Namespace:
-    """Put redacted text in the place of `--train-data` and `--val-data`; `real` gives the original back."""
+    """Put redacted text in the place of the arguments that may hold a login; `real` gives the original back.
+
+    ValueError for a login in any other argument: open_clip itself would read it, and write it to its files.
+    """
     for name in _ARGUMENTS:
-        value = getattr(args, name, None)
-        if value and (shown := redact(value)) != value:
+        value = getattr(args, name, None) or ""
+        shown = _show_sizes(value) if name == "train_data_sizes" else redact(value)
+        if shown != value:
             if _real.setdefault(shown, value) != value:  # another secret for the same place
                 shown = f"{shown} (#{len(_real)})"
                 _real[shown] = value
             setattr(args, name, shown)
+            sys.argv = [word.replace(value, shown) for word in sys.argv]
+            _learn(value)
+    sys.argv = list(map(redact, sys.argv))  # W&B writes it down
+    for name, value in vars(args).items():
+        if name in _FREE_TEXT and isinstance(value, str):
+            setattr(args, name, redact(value))
+        elif name not in _ARGUMENTS and any(redact(text) != text for text in _texts(value)):
+            raise ValueError(
+                f"--{name.replace('_', '-')} holds a login or a key, which would be logged: leave it out, and use a "
+                "local file or the environment."
+            )
     return args
 
 
@@ -58,12 +139,66 @@ def real(value: str | None) -> str | None:
     return _real.get(value, value) if value else value
 
 
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _texts(part)
+
+
+def _show_sizes(text: str) -> str:
+    """NAME=FILE,...: behind a URL a comma may be a part of it, so that nothing that follows is shown."""
+    parts = re.split(r",(?=\s*[A-Za-z][\w.-]*=)", text)
+    first = next((i for i, part in enumerate(parts) if redact(part) != part or "://" in part), len(parts))
+    return ",".join([*map(redact, parts[: first + 1]), *["***"] * (first + 1 < len(parts))])
+
+
+def _learn(text: str) -> None:
+    """Remember what is secret in an argument, in every form that a message may quote it in."""
+    global _known
+    for secret in {found for part in re.split(r"::|,(?=\s*[A-Za-z][\w.-]*=)", text) for found in _secrets_of(part)}:
+        plain = unquote(secret)
+        forms = {secret, plain, quote(plain, safe=""), quote(plain), quote_plus(plain), repr(plain)[1:-1]}
+        forms |= {base64.b64encode(form.encode()).decode() for form in (secret, plain)}
+        _secrets.update(form for form in forms if len(form) >= 4)  # shorter ones are in every other word
+    sys.excepthook = _show_traceback
+    longest_first = sorted(_secrets, key=len, reverse=True)
+    _known = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+
+def _secrets_of(part: str) -> Iterator[str]:
+    place = _PLACE.fullmatch(part)
+    if place is None:
+        return
+    if place["command"] is not None:
+        shown = _show_pipe(place["command"])
+        for word in re.split(r"[\s'\"]+", place["command"]):
+            yield from _secrets_of(word)
+            if word not in shown and not word.startswith("-") and len(word) >= 8 and not _shard_of(word):
+                yield word
+        return
+    rest = place["rest"]
+    login, at, _ = rest.rpartition("@")
+    if at and not _HF.fullmatch(rest):
+        yield login
+        yield login.partition(":")[2]
+    path, _, query = rest.partition("?")
+    values = [path.partition("#")[2], query, query.partition("#")[2]]
+    values += [value.partition("=")[2] for value in query.split("&")]
+    yield from (value for value in values if len(value) >= 8)  # not every `true`
+
+
+def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    sys.stderr.write(printable(redact("".join(traceback.format_exception(kind, error, trace)))))
+
+
 class RedactingFilter(logging.Filter):
     """For log handlers, against messages of others that quote a URL."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         message = record.getMessage()
-        if (shown := redact(message)) != message:
+        if (shown := printable(redact(message))) != message:
             record.msg, record.args = shown, ()
         return True
 

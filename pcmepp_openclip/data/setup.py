@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 
 from .mixing import natural_mix, parse_mix
-from .redact import real
+from .redact import real, redact
 from .sizes import ShardSize, count_command, read_sizes
 from .sources import Source, parse_sources
 
@@ -36,7 +36,7 @@ def set_up(args: argparse.Namespace) -> Setup:
     text = real(args.train_data)
     assert text
     sources = parse_sources(text)
-    given = _given_sizes(args.train_data_sizes, sources)
+    given = _given_sizes(real(args.train_data_sizes), sources)
     sizes = [read_sizes(source, given.get(source.name)) for source in sources]
     shares = _shares(args, sources, sizes)
     return Setup(sources, sizes, shares, _samples(args, sources, sizes))
@@ -47,7 +47,7 @@ def _given_sizes(text: str | None, sources: list[Source]) -> dict[str, str]:
     for part in text.split(",") if text else ():
         name, equals, path = part.strip().partition("=")
         if not equals:
-            raise ValueError(f"--train-data-sizes: '{part}' is not NAME=FILE, as in cc3m=cc3m.sizes.json.")
+            raise ValueError(f"--train-data-sizes: '{redact(part)}' is not NAME=FILE, as in cc3m=cc3m.sizes.json.")
         if name not in [source.name for source in sources]:
             raise ValueError(
                 f"--train-data-sizes: --train-data has no source '{name}'; "

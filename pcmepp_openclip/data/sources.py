@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from .redact import redact
+from .redact import printable, redact
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z][\w.-]*)=(?P<pattern>.+)", re.DOTALL)
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
@@ -149,10 +149,10 @@ def sibling(shard: str, name: str) -> str | None:
 
 def label(shard: str) -> str:
     """A shard as logs and errors may show it."""
-    return redact(shard)
+    return printable(redact(shard))
 
 
 def shown(name: str) -> str:
     """A name from elsewhere as messages may show it."""
-    name = name if name.isprintable() else name.encode("unicode_escape", "backslashreplace").decode()
+    name = printable(name)
     return name if len(name) < 200 else f"{name[:200]}..."

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ..files import check_folder
 from .dataset import HeldOut, draw_held_out, write_retrieval, write_train, write_zeroshot
 from .scenes import fitting
 
@@ -37,6 +38,7 @@ def main(argv: list[str]) -> None:
         raise ValueError(f"--size {args.size} is less than a batch: draw at least {BATCH} pairs.")
     if (args.out / "run").exists():
         raise ValueError(f"{args.out} holds a demo already: remove it, or name another folder by --out.")
+    check_folder(args.out, "--out")
     start = time.monotonic()
     shards, held_out = draw(args)
     checkpoint = train(args, shards)

@@ -15,7 +15,8 @@ from typing import Any
 import open_clip
 import torch
 
-from .. import __version__, report
+from .. import __version__, files, host, report
+from ..host.data import bounded
 from ..model import PCMEppCLIP
 from . import coco, pages
 from .datasets import Captioned, Labelled, read_captioned, read_karpathy, read_labelled
@@ -26,6 +27,7 @@ from .tasks import Outcome, on_captions, on_classes
 def main(argv: list[str]) -> None:
     args = _arguments(argv)
     captioned, labelled = _datasets(args)  # before the model: what is wrong here is said at once
+    _check_out(args.out)
     with ranks() as rank:
         encoder, notes = load(args)
         if rank == 0:
@@ -35,7 +37,18 @@ def main(argv: list[str]) -> None:
         outcomes += [on_classes(encoder, name, *data, rank) for name, data in labelled.items()]
         if rank == 0:
             found = [outcome for outcome in outcomes if outcome is not None]
-            write(args, encoder, found, notes)
+            try:
+                write(args, encoder, found, notes)
+            except OSError as error:
+                raise ValueError(f"--out {args.out} cannot be written to ({error.strerror}).") from None
+
+
+def _check_out(out: Path) -> None:
+    for folder in (out, out / "embeddings"):
+        files.check_folder(folder, "--out")
+    for name in ("results.json", "index.html"):
+        if (out / name).is_dir():
+            raise ValueError(f"--out {out}: its {name} is a folder; name another one.")
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
@@ -119,6 +132,7 @@ def load(args: argparse.Namespace) -> tuple[Encoder, list[str]]:
     """The model, ready to encode, and what must be said of it."""
     local = int(os.environ.get("LOCAL_RANK", "0"))
     device = args.device or (f"cuda:{local}" if torch.cuda.is_available() else "cpu")
+    host.never_ask()
     try:
         model, _, preprocess = open_clip.create_model_and_transforms(
             args.model, pretrained=args.pretrained, device=device, output_dict=True
@@ -142,7 +156,7 @@ def load(args: argparse.Namespace) -> tuple[Encoder, list[str]]:
         )
     encoder = Encoder(
         model,
-        preprocess,
+        bounded(preprocess),
         tokenizer,
         probabilistic,
         args.out / "embeddings",

@@ -28,6 +28,7 @@ _NEEDED = (
     *("factory.convert_state_dict", "factory.load_checkpoint", "factory.load_state_dict"),
     *("factory.parse_model_name", "factory._get_hf_config", "factory.download_pretrained_from_hf"),
     *("factory._find_checkpoint_in_dir", "factory.get_tokenizer", "factory.create_loss", "pretrained._PRETRAINED"),
+    *("factory.HFTokenizer",),
     *("model._build_vision_tower", "model._build_text_tower", "model.CLIPVisionCfg", "model.CLIPTextCfg"),
     *("transformer.VisionTransformer._embeds", "transformer.VisionTransformer._pool"),
 )
@@ -178,6 +179,7 @@ def register(
     factory.download_pretrained_from_hf = _wrap(factory.download_pretrained_from_hf, repos.get_weights)
     factory._find_checkpoint_in_dir = _wrap(factory._find_checkpoint_in_dir, repos.find_weights)
     factory.get_tokenizer = open_clip.get_tokenizer = _wrap(factory.get_tokenizer, repos.get_tokenizer)
+    factory.HFTokenizer = _wrap(factory.HFTokenizer, repos.hf_tokenizer)
 
     def loss_of(stock: Callable, args: Any) -> nn.Module:
         block = getattr(args, "pcmepp_cfg", None) or (factory.get_model_config(args.model) or {}).get("pcmepp_cfg")
@@ -206,6 +208,29 @@ def register(
     factory.convert_state_dict = _wrap(factory.convert_state_dict, convert)
     factory.load_checkpoint = open_clip.load_checkpoint = _wrap(factory.load_checkpoint, load)
     factory._pcmepp_registered = True
+
+
+def never_ask() -> None:
+    """For commands: a repo that wants its code to be run is an error, not a question on the terminal."""
+    from transformers import dynamic_module_utils
+
+    dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0  # seconds that it waits for an answer
+
+
+def named_elsewhere(model_cfg: dict) -> str | None:
+    """The first name of another model in a config that no config of open_clip's own has, or None.
+
+    Such a name leads to a repo of anyone's choice, which would be fetched when the model is built.
+    """
+    names = ("timm_model_name", "hf_model_name")
+    towers = ("vision_cfg", "text_cfg", "multimodal_cfg")
+
+    def named(cfg: dict) -> list[str]:
+        blocks = [cfg.get(tower) for tower in towers]
+        return [block[name] for block in blocks if isinstance(block, dict) for name in names if block.get(name)]
+
+    known = {name for model in open_clip.list_models() for name in named(factory.get_model_config(model) or {})}
+    return next((name for name in named(model_cfg) if name not in known), None)
 
 
 def _wrap(stock: Callable, ours: Callable) -> Callable:

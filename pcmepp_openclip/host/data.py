@@ -9,6 +9,8 @@ from open_clip_train.data import DataInfo, SharedEpoch
 from torch import Tensor
 from torchvision import transforms
 
+MAX_RESIZED_PIXELS = 16_000_000
+
 
 class Position:
     """The epoch and the batch that it begins with, seen by the workers too."""
@@ -47,6 +49,42 @@ def split_transform(transform: Any) -> tuple[Any, tuple[Tensor, Tensor] | None]:
         return transform, None
     mean, std = (torch.as_tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (last.mean, last.std))
     return transforms.Compose(first), (mean, std)
+
+
+class Middle:
+    """Cuts an image that a resize of its shorter side would blow up, such as a strip of 1 x 60,000, to its middle.
+
+    Arguments:
+        size: [height, width] of what is cut out of the resized image afterwards.
+        max_pixels: of the resized image. Others are left as they are.
+    """
+
+    def __init__(self, size: tuple[int, int], max_pixels: int):
+        self.size, self.max_pixels = size, max_pixels
+
+    def __call__(self, image: Any) -> Any:
+        (width, height), (target_height, target_width) = image.size, self.size
+        ratio = min(height / target_height, width / target_width)
+        if width * height <= self.max_pixels * ratio**2:
+            return image
+        tall = height / target_height > width / target_width
+        long, short = (height, width) if tall else (width, height)
+        cut = (long - int(self.max_pixels * ratio**2 / short)) // 2
+        return image.crop((0, cut, width, height - cut) if tall else (cut, 0, width - cut, height))
+
+    def __repr__(self) -> str:
+        return f"Middle({self.size}, {self.max_pixels})"
+
+
+def bounded(transform: Any, max_pixels: int = MAX_RESIZED_PIXELS) -> Any:
+    """A transform of open_clip's for inference that never resizes to more pixels than that."""
+    steps = getattr(transform, "transforms", None)
+    if not isinstance(transform, transforms.Compose) or not steps or len(steps) < 2:
+        return transform
+    if not isinstance(steps[1], transforms.CenterCrop):  # the other ways to resize have a fixed size
+        return transform
+    height, width = steps[1].size
+    return transforms.Compose([Middle((height, width), max_pixels), *steps])
 
 
 def input_size(model: str, force_image_size: Any = None) -> int:

@@ -19,9 +19,11 @@ from .validate import ConfigRefused, check_config
 
 CONFIG = "open_clip_config.json"
 WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors", "model.safetensors")
-TOKENIZER_FILES = (
+TOKENIZER_FILES = (  # no pattern that fits a file of code
     "tokenizer*.json",
-    "vocab.*",
+    "vocab.json",
+    "vocab.txt",
+    "vocab.bpe",
     "merges.txt",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -46,6 +48,8 @@ def _is_ours(config: Any) -> bool:
         isinstance(config, dict) and isinstance(config.get("model_cfg"), dict) and "pcmepp_cfg" in config["model_cfg"]
     )
 
+
+is_ours = _is_ours
 
 _ours: dict[str, bool] = {}  # by the id of a repo, whether it is one of a PCME++ model
 
@@ -110,6 +114,10 @@ def find_weights(stock: Callable, folder: Path) -> str | None:
 def get_tokenizer(stock: Callable, model_name: str = "", *args: Any, **kwargs: Any) -> Any:
     """open_clip takes any failure to read a config for a repo that is a tokenizer: not where the config was refused."""
     schema, identifier = factory.parse_model_name(model_name)
+    if schema == "local-dir":
+        config = _read_json(Path(identifier) / CONFIG)
+        if _is_ours(config) and config["model_cfg"]["text_cfg"].get("hf_tokenizer_name"):
+            check_tokenizer(Path(identifier), model_name)
     if schema == "hf-hub":
         try:
             factory._get_hf_config(identifier, cache_dir=kwargs.get("cache_dir"))
@@ -118,6 +126,31 @@ def get_tokenizer(stock: Callable, model_name: str = "", *args: Any, **kwargs: A
         except Exception as error:
             logging.debug("%s: %s", model_name, error)
     return stock(model_name, *args, **kwargs)
+
+
+def hf_tokenizer(stock: Callable, *args: Any, **kwargs: Any) -> Any:
+    """`HFTokenizer`. Left to itself the library asks on the terminal whether to run the code of a repo."""
+    return stock(*args, **{"trust_remote_code": False, **kwargs})
+
+
+def check_tokenizer(folder: Path, where: str) -> None:
+    """ConfigRefused unless the folder holds tokenizer files, all of them files, none of which names code to run."""
+    found = [path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)]
+    if not found:
+        raise ConfigRefused(f"{where} names a tokenizer of its own but holds no files of one.")
+    for path in found:
+        if not path.is_file():
+            raise ConfigRefused(f"The tokenizer of {where} is refused: {path.name} is not a file.")
+    for name in ("tokenizer_config.json", "config.json"):  # those that the library looks for code in
+        if (folder / name).exists():
+            config = _read_json(folder / name)
+            if not isinstance(config, dict):
+                raise ConfigRefused(f"The tokenizer of {where} is refused: {name} is not a JSON object.")
+            if "auto_map" in config:
+                raise ConfigRefused(
+                    f"The tokenizer of {where} is refused: {name} names code to run (auto_map), and code of others "
+                    "is never run."
+                )
 
 
 def _our_weights(repo_id: str, **kwargs: Any) -> str:
@@ -144,22 +177,27 @@ def _line(error: BaseException) -> str:
 
 
 def _tokenizer_folder(model_id: str, cache_dir: str | None) -> str:
-    """The repo's own tokenizer files, in a folder without anything else."""
+    """The repo's own tokenizer files."""
+    if Path(model_id).is_absolute():
+        check_tokenizer(Path(model_id), f"local-dir:{model_id}")
+        return model_id
     from huggingface_hub import snapshot_download
 
     repo_id, _, revision = model_id.partition("@")
-    folder = snapshot_download(
-        repo_id, revision=revision or None, cache_dir=cache_dir, allow_patterns=list(TOKENIZER_FILES)
-    )
-    if not any(path for pattern in TOKENIZER_FILES for path in Path(folder).glob(pattern)):
-        raise ConfigRefused(f"hf-hub:{model_id} names a tokenizer of its own but holds no files of one.")
+    try:
+        folder = snapshot_download(
+            repo_id, revision=revision or None, cache_dir=cache_dir, allow_patterns=list(TOKENIZER_FILES)
+        )
+    except Exception as error:  # open_clip would go on with what the library makes of the whole repo
+        raise ConfigRefused(f"The tokenizer of hf-hub:{model_id} cannot be fetched: {_line(error)}.") from None
+    check_tokenizer(Path(folder), f"hf-hub:{model_id}")
     return folder
 
 
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # open_clip says so itself when it reads it
+    except (OSError, ValueError, RecursionError):  # open_clip says so itself when it reads it
         return None
 
 

@@ -75,7 +75,10 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state_dict: dict) -> None:
 
 def stock_setup_logging(*args: Any) -> None:
     """open_clip's, which turns every logger up, less the pages that torch's compiler then prints at exit."""
+    from ..data.redact import redact_logs
+
     open_clip_train.logger.setup_logging(*args)
+    redact_logs()
     for name in logging.root.manager.loggerDict:
         if name.startswith(("torch._", "torch.fx")):
             logging.getLogger(name).setLevel(logging.WARNING)

@@ -1,12 +1,14 @@
 """Configs of others, looked at before anything is built of them: known keys, plain values, sizes of this world.
 
 A config names sizes and choices. It must not name code, other repos or files: what open_clip would make of such keys
-(a timm model, a Hugging Face text tower, arguments for a tokenizer's loader) is refused.
+(a timm model, a Hugging Face text tower, arguments for a tokenizer's loader) is refused. What passes can be built and
+run, in a bounded amount of memory; tests/test_fuzz_config.py holds it to that.
 """
 
 import dataclasses
 import difflib
 import math
+import os
 from typing import Any
 
 from open_clip.model import CLIPTextCfg, CLIPVisionCfg
@@ -25,20 +27,44 @@ MOST = {  # whole numbers from 1 to this
     "head_width": 16384,
     "heads": 1024,
     "patch_size": 1024,
-    "context_length": 65536,
+    "context_length": 8192,  # the mask has its square
     "vocab_size": 2_000_000,
     "attn_pooler_queries": 65536,
     "attn_pooler_heads": 1024,
 }
-MOST_PIXELS = 8192  # on a side
-MOST_PATCHES = 2**18
-MOST_PARAMETERS = 2e10
+MOST_PIXELS = 2048  # on a side
+MOST_PATCHES = 2**14
+MOST_PARAMETERS = 3e9  # open_clip's largest CLIP has 2.5e9
+MOST_ACTIVATIONS = 2**28  # numbers that one block makes of one image or text
 TOKENIZER_KEYS = ("clean", "strip_sep_token", "language")
 CHOICES = {
     "interpolation": ("bicubic", "bilinear", "random"),
     "resize_mode": ("shortest", "longest", "squash"),
     "mode": ("RGB",),
+    "pos_embed_type": ("learnable", "sin_cos_2d"),
+    "block_type": (None, "default", "custom"),
+    "proj_type": ("linear", "none"),
+    "tokenizer_mode": (None, "", "clips"),
+    "clean": ("whitespace", "lower", "canonicalize"),
+    "approximate": ("none", "tanh"),
+    "scaled_cosine_attn": (False,),  # open_clip builds it, but its forward fails
 }
+RANGES = {  # numbers, from and to
+    "mlp_ratio": (1e-3, 64),
+    "ls_init_value": (-1e3, 1e3),
+    "patch_dropout": (0, 0.99),
+    "eps": (1e-12, 1),
+    "init_logit_scale": (-20, 20),
+    "init_logit_bias": (-1e4, 1e4),
+    "init_logvar_bias": (-80, 80),
+    "init_a": (1e-6, 1e6),
+    "init_b": (-1e6, 1e6),
+    "timm_drop": (0, 1),
+    "timm_drop_path": (0, 1),
+}
+TOKENS = ("pad_id", "eos_id")
+OPTIONAL = ("ls_init_value", "init_logit_bias", "init_logvar_bias", "timm_drop_path")  # may be null
+PARTS = {"act_kwargs": ("approximate",), "norm_kwargs": ("eps",), "tokenizer_kwargs": TOKENIZER_KEYS}
 
 
 class ConfigRefused(ValueError):
@@ -54,7 +80,23 @@ def check_config(config: Any, where: str) -> None:
     try:
         _check(config)
     except (ValueError, ArithmeticError) as error:
-        raise ConfigRefused(f"The config of {where} is refused: {error}") from None
+        raise ConfigRefused(f"The config of {where} is refused: {str(error)[:300]}") from None
+
+
+def check_plain_config(config: Any, where: str) -> None:
+    """The same for the config of another model, where it comes with a file: what it names must be no code."""
+    try:
+        _known(config, ("model_cfg", "preprocess_cfg"), "it")
+        for block in ("model_cfg", "preprocess_cfg"):
+            if not isinstance(config.get(block), dict):
+                raise ValueError(f"it lacks {block}.")
+        for block in ("vision_cfg", "text_cfg"):
+            if not isinstance(config["model_cfg"].get(block), dict):
+                raise ValueError(f"model_cfg lacks {block}.")
+        _known(config["model_cfg"]["text_cfg"].get("tokenizer_kwargs") or {}, TOKENIZER_KEYS, "tokenizer_kwargs")
+        _check_preprocessing(config["preprocess_cfg"])
+    except (ValueError, ArithmeticError) as error:
+        raise ConfigRefused(f"The config of {where} is refused: {str(error)[:300]}") from None
 
 
 def _check(config: Any) -> None:
@@ -64,76 +106,139 @@ def _check(config: Any) -> None:
     for key in ("embed_dim", "vision_cfg", "text_cfg", "pcmepp_cfg"):
         if key not in model:
             raise ValueError(f"model_cfg lacks '{key}'.")
-    PCMEppCfg.parse(model["pcmepp_cfg"])
+    cfg = PCMEppCfg.parse(model["pcmepp_cfg"])
+    for key, value in model["pcmepp_cfg"].items():
+        if key in RANGES:
+            _value(key, value, "pcmepp_cfg")
     vision = _tower(model["vision_cfg"], CLIPVisionCfg, "vision_cfg")
     text = _tower(model["text_cfg"], CLIPTextCfg, "text_cfg")
-    _number("embed_dim", model["embed_dim"], "model_cfg")
-    _plain({key: value for key, value in model.items() if not key.endswith("_cfg")}, "model_cfg")
+    for key, value in model.items():
+        if not key.endswith("_cfg"):
+            _value(key, value, "model_cfg", bool)
     _check_vision(vision)
-    _check_text(text)
-    _check_size(model["embed_dim"], vision, text)
-    _check_preprocessing(config.get("preprocess_cfg", {}))
+    _check_text(text, model["text_cfg"], model["embed_dim"])
+    _check_together(model, vision, text, cfg.head_layers)
+    _check_preprocessing(config.get("preprocess_cfg", {}), vision.image_size)
 
 
 def _tower(block: Any, kind: type, name: str) -> Any:
-    _known(block, [field.name for field in dataclasses.fields(kind)], name)
+    fields = {field.name: field.default for field in dataclasses.fields(kind)}
+    _known(block, fields, name)
     for key, value in block.items():
-        if key in MOST:
-            _number(key, value, name)
-        elif key in ("act_kwargs", "norm_kwargs", "tokenizer_kwargs") and value is not None:
-            if not isinstance(value, dict):
-                raise ValueError(f"{name}.{key} must be an object, not {value!r:.40}.")
-            _plain(value, f"{name}.{key}")
+        if key in PARTS:
+            if value is None and key != "tokenizer_kwargs":
+                continue
+            _known(value, PARTS[key], f"{name}.{key}")
+            for inner, part in value.items():
+                _value(inner, part, f"{name}.{key}", bool if inner == "strip_sep_token" else str)
         elif key != "image_size":
-            _plain({key: value}, name)
+            _value(key, value, name, type(fields[key]))
     cfg = kind(**block)
-    if not isinstance(cfg.mlp_ratio, (int, float)) or not 0 < cfg.mlp_ratio <= 64:
-        raise ValueError(f"{name}.mlp_ratio must be between 0 and 64, not {cfg.mlp_ratio!r}.")
+    if int(cfg.width * cfg.mlp_ratio) < 1:
+        raise ValueError(f"{name}.mlp_ratio {cfg.mlp_ratio} leaves nothing of the width {cfg.width}.")
     return cfg
+
+
+def _value(key: str, value: Any, name: str, kind: type = float) -> None:
+    """ValueError for a value that is not of the kind, or not in the range, that such a key has."""
+    if key in MOST:
+        _number(key, value, name)
+    elif key in CHOICES:
+        if not any(value is choice or (type(value) is str and value == choice) for choice in CHOICES[key]):
+            choices = ", ".join("null" if choice is None else str(choice) for choice in CHOICES[key])
+            raise ValueError(f"{name}.{key} must be one of {choices}, not {value!r:.40}.")
+    elif key in RANGES:
+        least, most = RANGES[key]
+        if not (value is None and key in OPTIONAL) and not (_is_number(value) and least <= value <= most):
+            raise ValueError(f"{name}.{key} must be between {least:g} and {most:g}, not {value!r:.40}.")
+    elif key in TOKENS:
+        if not _is_whole(value) or not 0 <= value < MOST["vocab_size"]:
+            raise ValueError(f"{name}.{key} must be a token's number, not {value!r:.40}.")
+    elif kind is bool:
+        if not isinstance(value, bool):
+            raise ValueError(f"{name}.{key} must be true or false, not {value!r:.40}.")
+    elif value is not None and not (isinstance(value, str) and len(value) <= 200):
+        raise ValueError(f"{name}.{key} must be a plain value, a short text, not {value!r:.40}.")
 
 
 def _check_vision(cfg: Any) -> None:
     sides = cfg.image_size if isinstance(cfg.image_size, (list, tuple)) else [cfg.image_size] * 2
     if len(sides) != 2 or not all(_is_whole(side) and 1 <= side <= MOST_PIXELS for side in sides):
         raise ValueError(f"vision_cfg.image_size must be 1 to {MOST_PIXELS} pixels a side, not {cfg.image_size!r:.40}.")
-    if min(sides) < cfg.patch_size or (sides[0] // cfg.patch_size) * (sides[1] // cfg.patch_size) > MOST_PATCHES:
+    grid = [side // cfg.patch_size for side in sides]
+    if min(grid) < 1 or grid[0] * grid[1] > MOST_PATCHES:
         raise ValueError(f"vision_cfg.patch_size {cfg.patch_size} does not go with image_size {cfg.image_size}.")
+    if cfg.pos_embed_type == "sin_cos_2d" and (grid[0] != grid[1] or cfg.width % 4):
+        raise ValueError("vision_cfg.pos_embed_type sin_cos_2d needs a square image and a width that 4 divides.")
     if cfg.width % cfg.head_width:
         raise ValueError(f"vision_cfg.width {cfg.width} is not a multiple of head_width {cfg.head_width}.")
     if cfg.timm_model_name:
         raise ValueError("vision_cfg.timm_model_name names another architecture, which no PCME++ model has.")
 
 
-def _check_text(cfg: Any) -> None:
+def _check_text(cfg: Any, block: dict, embed_dim: int) -> None:
     if cfg.width % cfg.heads:
         raise ValueError(f"text_cfg.width {cfg.width} is not a multiple of heads {cfg.heads}.")
-    if cfg.hf_model_name:
+    if cfg.hf_model_name or "hf_model_name" in block:  # open_clip asks for the key, not for its value
         raise ValueError("text_cfg.hf_model_name names another model, which would be fetched: no PCME++ model has one.")
-    _known(cfg.tokenizer_kwargs or {}, TOKENIZER_KEYS, "text_cfg.tokenizer_kwargs")
+    if cfg.proj_type == "none" and cfg.width != embed_dim:
+        raise ValueError(f"text_cfg.proj_type none needs a width of embed_dim {embed_dim}, not {cfg.width}.")
+    for key in cfg.tokenizer_kwargs or ():
+        if key != "clean" and not cfg.hf_tokenizer_name:
+            raise ValueError(f"text_cfg.tokenizer_kwargs.{key} is for a tokenizer of its own, which it does not have.")
 
 
-def _check_size(embed_dim: int, vision: Any, text: Any) -> None:
+def _check_together(model: dict, vision: Any, text: Any, head_layers: int) -> None:
+    from . import check_towers
+
+    check_towers(vision, text, head_layers)
+    if model.get("quick_gelu") and (vision.act_kwargs or text.act_kwargs):
+        raise ValueError("act_kwargs are for GELU, which a model with quick_gelu does not have.")
+    embed_dim = model["embed_dim"]
+    sides = vision.image_size if isinstance(vision.image_size, (list, tuple)) else [vision.image_size] * 2
+    patches = (sides[0] // vision.patch_size) * (sides[1] // vision.patch_size)
+
     def blocks(cfg: Any) -> float:
-        return cfg.layers * cfg.width**2 * (4 + 2 * cfg.mlp_ratio) + cfg.width * embed_dim
+        each = cfg.width * (4 * cfg.width + 16) + cfg.width * cfg.mlp_ratio * (2 * cfg.width + 4)
+        return (cfg.layers + head_layers) * each + 2 * (cfg.width + 1) * embed_dim
 
-    parameters = blocks(vision) + blocks(text) + text.width * (text.vocab_size + text.context_length)
+    parameters = blocks(vision) + blocks(text)
+    parameters += vision.width * (3 * vision.patch_size**2 + patches + 8)
+    parameters += text.width * (text.vocab_size + text.context_length + 8)
     if not parameters <= MOST_PARAMETERS:
         raise ValueError(
             f"it would have about {parameters:.2g} parameters, more than the {MOST_PARAMETERS:.0e} allowed."
         )
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if 4 * parameters > memory:
+        raise ValueError(f"it would take {4e-9 * parameters:.0f} GB, and this machine has {1e-9 * memory:.0f} GB.")
+    for cfg, tokens, name in ((vision, patches, "vision_cfg"), (text, text.context_length, "text_cfg")):
+        if tokens * cfg.width * (4 + cfg.mlp_ratio) > MOST_ACTIVATIONS:
+            raise ValueError(f"{name}: {tokens} tokens of width {cfg.width} are too much to compute.")
 
 
-def _check_preprocessing(block: Any) -> None:
+def _check_preprocessing(block: Any, image_size: Any = None) -> None:
     _known(block, [field.name for field in dataclasses.fields(PreprocessCfg)], "preprocess_cfg")
     for key, value in block.items():
-        if key in CHOICES and value not in CHOICES[key]:
-            raise ValueError(f"preprocess_cfg.{key} must be one of {', '.join(CHOICES[key])}, not {value!r:.40}.")
-        if key in ("mean", "std") and not (
-            isinstance(value, list) and len(value) == 3 and all(isinstance(x, (int, float)) for x in value)
-        ):
-            raise ValueError(f"preprocess_cfg.{key} must be three numbers, not {value!r:.40}.")
+        if key in CHOICES:
+            _value(key, value, "preprocess_cfg")
+        if key in ("mean", "std"):
+            if (
+                not isinstance(value, list)
+                or len(value) != 3
+                or not all(_is_number(x) and abs(x) <= 1e3 for x in value)
+            ):
+                raise ValueError(f"preprocess_cfg.{key} must be three numbers, not {value!r:.40}.")
+            if key == "std" and not all(x >= 1e-6 for x in value):
+                raise ValueError(f"preprocess_cfg.std must be positive, not {value!r:.40}.")
         if key == "fill_color" and not (_is_whole(value) and 0 <= value <= 255):
             raise ValueError(f"preprocess_cfg.fill_color must be 0 to 255, not {value!r:.40}.")
+        if key == "size" and image_size is not None and _pair(value) != _pair(image_size):
+            raise ValueError(f"preprocess_cfg.size {value!r:.40} is not the model's image_size {image_size!r:.40}.")
+
+
+def _pair(size: Any) -> list:
+    return list(size) if isinstance(size, (list, tuple)) else [size, size]
 
 
 def _known(block: Any, keys: Any, name: str) -> None:
@@ -142,7 +247,9 @@ def _known(block: Any, keys: Any, name: str) -> None:
     for key in block:
         if key not in keys:
             close = difflib.get_close_matches(str(key), list(keys), n=1)
-            raise ValueError(f"{name} has an unknown key '{key:.60}'" + (f"; meant '{close[0]}'?" if close else "."))
+            raise ValueError(
+                f"{name} has an unknown key {str(key)[:60]!r}" + (f"; meant '{close[0]}'?" if close else ".")
+            )
 
 
 def _number(key: str, value: Any, name: str) -> None:
@@ -150,13 +257,9 @@ def _number(key: str, value: Any, name: str) -> None:
         raise ValueError(f"{name}.{key} must be a whole number from 1 to {MOST[key]}, not {value!r:.40}.")
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
+
+
 def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _plain(block: dict, name: str) -> None:
-    for key, value in block.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{name}.{key} must be finite, not {value}.")
-        if value is not None and not isinstance(value, (bool, int, float, str)):
-            raise ValueError(f"{name}.{key} must be a plain value, not {value!r:.40}.")

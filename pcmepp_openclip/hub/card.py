@@ -1,8 +1,14 @@
-"""The model card: README.md of a repo, with the metrics once for people and once as the Hub's model-index."""
+"""The model card: README.md of a repo, with the metrics once for people and once as the Hub's model-index.
 
+What a checkpoint or a config says of itself is anyone's text: in a card it is plain words (`_plain`, `_table`).
+"""
+
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from ..data.redact import printable
 from . import figures
 from .facts import Facts
 
@@ -73,7 +79,7 @@ def _head(facts: Facts) -> str:
     planned = facts.about.get("hyperparameters", {}).get("epochs")
     if facts.step is not None:
         text += f". It was trained for {facts.step:,} steps, {facts.samples_seen or 0:,} samples seen"
-        if planned and facts.epochs is not None and facts.epochs < planned:
+        if isinstance(planned, int) and facts.epochs is not None and facts.epochs < planned:
             text += f"; **the run was not finished then** ({facts.epochs} of {planned} epochs were complete)"
     return text + "."
 
@@ -134,8 +140,8 @@ def _architecture(facts: Facts) -> str:
 def _tower(cfg: dict, *names: str) -> str:
     shown = {"layers": "layers", "width": "width", **{name: name.replace("_", " ") for name in names}}
     if "timm_model_name" in cfg or "hf_model_name" in cfg:
-        return str(cfg.get("timm_model_name") or cfg.get("hf_model_name"))
-    return ", ".join(f"{text} {cfg[name]}" for name, text in shown.items() if name in cfg)
+        return _plain(cfg.get("timm_model_name") or cfg.get("hf_model_name"))
+    return ", ".join(f"{text} {_plain(cfg[name])}" for name, text in shown.items() if name in cfg)
 
 
 def _training(facts: Facts) -> str:
@@ -148,19 +154,22 @@ def _training(facts: Facts) -> str:
         samples = "not counted" if source["samples"] is None else f"{source['samples']:,}"
         share = source["share"]
         part = "" if share is None or seen is None else f"{seen * share:,.0f}"
-        rows.append((source["name"], samples, part))
+        rows.append((_plain(source["name"]), samples, part))
     parts = ["## Training", _table(("data", "samples", "of the samples seen"), rows)]
     parts.append("<details><summary>All hyperparameters</summary>")
-    parts.append(_table(("name", "value"), [(name, f"`{value}`") for name, value in about["hyperparameters"].items()]))
+    values = [(_plain(name), f"`{_plain(value, code=True)}`") for name, value in about["hyperparameters"].items()]
+    parts.append(_table(("name", "value"), values))
     parts.append("</details>")
-    parts.append("Versions: " + ", ".join(f"{name} {version}" for name, version in about["versions"].items()) + ".")
+    if about["versions"]:
+        versions = [f"{_plain(name)} {_plain(version)}" for name, version in about["versions"].items()]
+        parts.append(f"Versions: {', '.join(versions)}.")
     return "\n\n".join(parts)
 
 
 def _results(facts: Facts, drawn: list[str]) -> str:
     parts = ["## Results"]
     if facts.scores:
-        rows = [(name, f"{value:.4f}") for name, value in sorted(facts.scores.items())]
+        rows = [(_plain(name), f"{value:.4f}") for name, value in sorted(facts.scores.items())]
         parts.append(_table(("metric", "value"), rows))
         samples = facts.metrics.get("num_samples")
         how = f"Retrieval is among {samples:,.0f} validation pairs. " if samples else ""
@@ -192,9 +201,18 @@ def _end(facts: Facts) -> str:
     return (
         "## Limits\n\n"
         + "\n".join(f"- {limit}" for limit in limits)
-        + f"\n\n## Licence\n\n{facts.license}. The training data have terms of their own."
+        + f"\n\n## Licence\n\n{_plain(facts.license)}. The training data have terms of their own."
         + (f"\n\n## Citation\n\n```bibtex\n{CITATION}\n```" if facts.probabilistic else "")
     )
+
+
+def _plain(value: Any, code: bool = False) -> str:
+    """One line of text that neither Markdown nor HTML makes anything of; with `code`, for within backticks."""
+    text = " ".join(printable(str(value)).split())[:200]
+    if code:
+        return text.replace("`", "'")
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*\[\]()#!~$])", r"\\\1", text)
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

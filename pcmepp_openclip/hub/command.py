@@ -13,6 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from ..data.redact import printable
 from . import folder, source, upload
 
 
@@ -44,14 +45,14 @@ def main(argv: list[str]) -> None:
         pushed = upload.push(
             staged, target, message, args.tag, say=lambda line: print(line, file=sys.stderr), bars=bars
         )
-    print(f"{message}: {'pushed to' if pushed.changed else 'nothing has changed,'} {pushed.url}")
+    print(printable(f"{message}: {'pushed to' if pushed.changed else 'nothing has changed,'} {pushed.url}"))
 
 
 def show(staged: Path, repo_id: str, message: str) -> None:
     """What a push would send."""
     files = sorted(path for path in staged.rglob("*") if path.is_file())
-    print(f"To {repo_id}, as '{message}':\n")
+    print(printable(f"To {repo_id}, as '{message}':\n"))
     for path in files:
-        print(f"  {path.relative_to(staged).as_posix():32} {path.stat().st_size:>15,} bytes")
+        print(f"  {printable(path.relative_to(staged).as_posix()):32} {path.stat().st_size:>15,} bytes")
     print(f"  {'together':32} {sum(path.stat().st_size for path in files):>15,} bytes\n")
-    print((staged / folder.CARD).read_text(encoding="utf-8"))
+    print(printable((staged / folder.CARD).read_text(encoding="utf-8", errors="replace")))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from huggingface_hub import get_token
 from huggingface_hub.errors import HfHubHTTPError, HTTPError
 
-from ..data.redact import redact
+from ..data.redact import printable, redact
 
 LONGEST_WAIT = 600.0  # seconds of a Retry-After that are still waited for
 
@@ -68,7 +68,7 @@ def _by_status(error: HfHubHTTPError, repo_id: str) -> Passing | GivenUp:
 def clean(text: str) -> str:
     """Text of others in one line, without anything that opens a door."""
     token = get_token()
-    text = redact(" ".join(text.split()))
+    text = printable(redact(" ".join(text.split())))
     if token:
         text = text.replace(token, "***")
     return re.sub(r"\bhf_\w+", "hf_***", text)[:300]

@@ -18,7 +18,7 @@ from typing import Any
 import open_clip
 from torch import Tensor, nn
 
-from .. import host
+from .. import files, host
 from ..model import PCMEppCLIP
 
 WEIGHTS = "open_clip_model.safetensors"
@@ -62,8 +62,6 @@ def write(
     folder: Path, tensors: Mapping[str, Tensor], config: dict, card: str | None = None, tokenizer: Any = None
 ) -> Path:
     """The folder, from its parts."""
-    from safetensors.torch import save_file
-
     folder.mkdir(parents=True, exist_ok=True)
     config = json.loads(json.dumps(config))
     if tokenizer is not None:
@@ -71,7 +69,7 @@ def write(
         config["model_cfg"]["text_cfg"]["hf_tokenizer_name"] = host.OWN_TOKENIZER  # not where it once came from
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     weights = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    files.save_tensors(weights, folder / WEIGHTS, metadata={"format": "pt"})
     if card is not None:
         (folder / CARD).write_text(card, encoding="utf-8")
     return folder

@@ -1,7 +1,10 @@
 """What can be pushed, as a folder ready to push: a run, one of its checkpoints, a file of weights, or a `local-dir`."""
 
+import errno
 import json
+import os
 import shutil
+import stat
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +15,7 @@ import torch
 from open_clip.tokenizer import HFTokenizer
 
 from .. import checkpoints, host, record
+from ..host import validate
 from . import card, figures, folder
 from .facts import Facts
 
@@ -37,6 +41,7 @@ class Wanted:
 
 def prepare(wanted: Wanted, target: Path) -> str:
     """Write what is to be pushed to the folder `target`; the message of the commit."""
+    host.never_ask()
     path = wanted.path
     if (path / folder.CONFIG).is_file():
         return _copy_local_dir(wanted, target)
@@ -56,27 +61,30 @@ def prepare(wanted: Wanted, target: Path) -> str:
 
 def _from_checkpoint(path: Path, wanted: Wanted, run: Path | None, target: Path) -> str:
     checkpoint = _read(path)
-    about, training = checkpoint.get("about") or {}, checkpoint.get("training") or {}
-    tensors = {name.removeprefix("module."): tensor for name, tensor in checkpoint["state_dict"].items()}
+    about = record.checked(checkpoint.get("about"))
+    training = checkpoint["training"] if isinstance(checkpoint.get("training"), dict) else {}
+    tensors = {str(name).removeprefix("module."): tensor for name, tensor in checkpoint["state_dict"].items()}
+    if not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
+        raise ValueError(f"{path} is no checkpoint: its state_dict holds more than tensors.")
     config = _config(path, about, wanted.model, tensors)
-    samples = training.get("samples_seen")
+    samples, epochs = record.count(training.get("samples_seen")), record.count(checkpoint.get("epoch"))
     logs = run / "checkpoints" if run else path.parent
-    epochs = checkpoint.get("epoch")
     metrics, bins = _last(logs / record.RESULTS, epochs), _last(logs / record.UNCERTAINTY, epochs)
+    history = [] if samples is None else record.lines(logs / record.HISTORY, "samples", samples)
     facts = Facts(
         repo_id=wanted.repo_id,
         config=config,
         parameters=sum(tensor.numel() for tensor in tensors.values()),
         license=wanted.license,
         about=about,
-        step=training.get("step"),
+        step=record.count(training.get("step")),
         epochs=epochs,
         samples_seen=samples,
-        metrics=metrics,
-        history=[] if samples is None else record.lines(logs / record.HISTORY, "samples", samples),
-        bins={name: pair for name, pair in bins.items() if name != "epoch"},
+        metrics=record.numbers(metrics),
+        history=[numbers for line in history if "samples" in (numbers := record.numbers(line))],
+        bins={name: pair for name, pair in bins.items() if record.is_name(name) and _is_curve(pair)},
     )
-    tokenizer = _tokenizer(config)
+    tokenizer = _tokenizer(path, config)
     target.mkdir(parents=True, exist_ok=True)
     folder.write(target, tensors, config, card.write(target, facts), tokenizer)
     if facts.step is None:
@@ -112,8 +120,17 @@ def _config(path: Path, about: dict, name: str | None, tensors: dict) -> dict:
                 config = folder.describe(open_clip.create_model(name, device="meta", pretrained_text=False), name)
         except RuntimeError as error:  # open_clip's kind for a wrong name
             raise ValueError(f"--model {name}: {error}") from None
-    assert config is not None
-    expected = host.shapes_of(config["model_cfg"])
+    try:
+        config = json.loads(json.dumps(config))  # as it will be read: no tuples
+    except (TypeError, ValueError, RecursionError):
+        raise ValueError(f"{path}: its config is not JSON: use --model.") from None
+    _check(config, str(path))
+    try:
+        expected = host.shapes_of(config["model_cfg"])
+    except Exception as error:  # whatever open_clip makes of a config that it was not written for
+        raise ValueError(
+            f"{path}: no model can be built of its config ({type(error).__name__}): use --model."
+        ) from None
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if expected != found:
         wrong = sorted(key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key))
@@ -124,9 +141,38 @@ def _config(path: Path, about: dict, name: str | None, tensors: dict) -> dict:
     return config
 
 
-def _tokenizer(config: dict) -> Any:
+def _check(config: Any, where: str) -> None:
+    """ValueError for a config that no model of anyone's should be built of."""
+    if host.repos.is_ours(config):
+        return validate.check_config(config, where)
+    validate.check_plain_config(config, where)
+    if name := host.named_elsewhere(config["model_cfg"]):
+        raise ValueError(f"The config of {where} is refused: it names another model, {name!r:.60}: use --model.")
+
+
+def _tokenizer(path: Path, config: dict) -> Any:
     name = config["model_cfg"]["text_cfg"].get("hf_tokenizer_name")
-    return HFTokenizer(name) if name else None
+    if not name:
+        return None
+    try:
+        if Path(name).is_dir():
+            host.repos.check_tokenizer(Path(name), str(path))
+        tokenizer = HFTokenizer(name, trust_remote_code=False)
+    except Exception as error:  # of the library, of any kind
+        reason = " ".join(str(error).split())[:200]
+        if "trust_remote_code" in reason:
+            reason = "it names code to run, and code of others is never run."
+        raise ValueError(f"The tokenizer {name!r:.80} of {path} cannot be loaded: {reason}") from None
+    if "auto_map" in tokenizer.tokenizer.init_kwargs:
+        raise ValueError(f"The tokenizer {name!r:.80} of {path} names code to run (auto_map): it is not pushed.")
+    return tokenizer
+
+
+def _is_curve(pair: Any) -> bool:
+    """Whether it is two lists of numbers, of the same length."""
+    if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, list) for part in pair)):
+        return False
+    return len(pair[0]) == len(pair[1]) > 0 and all(record.is_number(x) for part in pair for x in part)
 
 
 def _last(path: Path, epoch: int | None) -> dict[str, Any]:
@@ -145,14 +191,17 @@ def _copy_local_dir(wanted: Wanted, target: Path) -> str:
     target.mkdir(parents=True, exist_ok=True)
     for pattern in KEPT:
         for path in source.glob(pattern):
-            shutil.copyfile(path, target / path.name)
+            if not (target / path.name).exists():  # it may fit two patterns
+                _copy(path, target / path.name)
     try:
-        config = json.loads((source / folder.CONFIG).read_text(encoding="utf-8"))
-        tensors = host.read_state_dict(source / folder.WEIGHTS)
-        text_cfg = config["model_cfg"]["text_cfg"]
-    except (ValueError, KeyError, TypeError) as error:
+        config = json.loads((target / folder.CONFIG).read_text(encoding="utf-8"))
+        _check_exported(config, str(source))
+        tensors = host.read_state_dict(target / folder.WEIGHTS)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{source} is not a folder that open_clip exports: {error}") from None
+    text_cfg = config["model_cfg"]["text_cfg"]
     if text_cfg.get("hf_tokenizer_name"):
+        host.repos.check_tokenizer(target, str(source))
         text_cfg["hf_tokenizer_name"] = host.OWN_TOKENIZER
         (target / folder.CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     if not (target / folder.CARD).exists():
@@ -160,3 +209,29 @@ def _copy_local_dir(wanted: Wanted, target: Path) -> str:
         facts = Facts(wanted.repo_id, config, parameters, wanted.license)
         (target / folder.CARD).write_text(card.write(target, facts), encoding="utf-8")
     return f"Weights of {source.resolve().name}"
+
+
+def _check_exported(config: Any, where: str) -> None:
+    if host.repos.is_ours(config):
+        return validate.check_config(config, where)
+    model = config.get("model_cfg") if isinstance(config, dict) else None
+    if not isinstance(model, dict) or not all(isinstance(model.get(key), dict) for key in ("vision_cfg", "text_cfg")):
+        raise ValueError(f"its {folder.CONFIG} has no model_cfg with vision_cfg and text_cfg.")
+
+
+def _copy(source: Path, target: Path) -> None:
+    """A file as it is. A link is not followed: it may lead to anything, and what is pushed may be public."""
+    if source.is_symlink():
+        raise ValueError(f"{source} is a symbolic link, which is not followed: put the file itself in its place.")
+    try:
+        with open(
+            source, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+        ) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ValueError(f"{source} is not a file: remove or rename it.")
+            with target.open("wb") as copy:
+                shutil.copyfileobj(file, copy, 1 << 24)
+    except OSError as error:
+        if error.errno == errno.EISDIR:
+            raise ValueError(f"{source} is not a file: remove or rename it.") from None
+        raise ValueError(f"{source} cannot be copied: {error.strerror}.") from None

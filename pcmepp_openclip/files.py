@@ -1,0 +1,53 @@
+"""Files that a command writes: there is a place for them before the work begins, and they are whole or not there."""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+
+def check_folder(folder: Path, flag: str) -> None:
+    """Make the folder if it is not there, and see that a file can be written to it; ValueError if not."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"x")
+    except OSError as error:
+        raise ValueError(
+            f"{flag} {folder} cannot be written to ({error.strerror}): name another folder, or make room."
+        ) from None
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write a .safetensors or, by its name, a .pt file in one step. ValueError if it cannot be written."""
+
+    def save(temporary: Path) -> None:
+        if path.suffix == ".pt":
+            import torch
+
+            return torch.save(dict(tensors), temporary)
+        from safetensors.torch import save_file
+
+        mode = temporary.stat().st_mode & 0o777
+        save_file(dict(tensors), temporary, metadata=metadata)
+        temporary.chmod(mode)  # the library's own file is private whatever the umask
+
+    write_whole(path, save)
+
+
+def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
+    """`write` to a temporary file beside `path`, then give it that name. ValueError if that fails."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.open("wb").close()
+        write(temporary)
+        temporary.replace(path)
+    except Exception as error:  # of torch and safetensors, which have errors of their own for a full disk
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
+        raise ValueError(f"{path} cannot be written: {reason}.") from error

@@ -1,0 +1,103 @@
+"""Code that comes with a repo, a folder or a checkpoint: never run, and nobody is asked whether to run it."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import open_clip
+import pytest
+import torch
+from helpers import REPO
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from pcmepp_openclip.hub.folder import describe, export
+
+CODE = """
+import os, transformers
+os.mkdir(os.environ["TRAP"])
+class Tok(transformers.PreTrainedTokenizerFast):
+    pass
+class Conf(transformers.PretrainedConfig):
+    pass
+"""
+USE = """
+import sys, open_clip, pcmepp_openclip
+from pcmepp_openclip import cli
+for name in sys.argv[1:]:
+    if ":" in name:
+        try:
+            print("LOADED", open_clip.get_tokenizer(name))
+        except ValueError as error:
+            print("REFUSED", name, error)
+    else:
+        print("REFUSED" if cli.main(["push", name, "me/pushed", "--dry-run"]) == 2 else "PUSHED", name)
+"""
+
+
+def with_a_yes(code: str, *args: str, trap) -> str:
+    """What a process shows on a terminal where someone answers every question with yes."""
+    terminal, side = pty.openpty()
+    env = {**os.environ, "PYTHONPATH": str(REPO), "TRAP": str(trap), "OMP_NUM_THREADS": "1"}
+    child = subprocess.Popen([sys.executable, "-c", code, *args], stdin=side, stdout=side, stderr=side, env=env)
+    os.close(side)
+    os.write(terminal, b"y\n" * 20)
+    seen = b""
+    while True:
+        try:
+            seen += os.read(terminal, 65536)
+        except OSError:  # the other side is closed
+            break
+    child.wait()
+    return seen.decode()
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return open_clip.create_model("PCMEpp-tiny")
+
+
+def tokenizer_files(folder, auto_map):
+    inner = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
+    PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]", pad_token="[UNK]").save_pretrained(folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    if auto_map:
+        config |= {"tokenizer_class": "Tok", "auto_map": {"AutoTokenizer": [None, auto_map]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def test_code_of_others_is_never_run_and_nobody_is_asked(hub, model, tmp_path):
+    """A repo whose tokenizer names code of another one, or its own by the name of a vocabulary; folders, by their
+    tokenizer_config.json and by config.json; and two checkpoints whose configs name a repo with code."""
+    hub.add("evil/code", {"evil.py": CODE.encode()})
+    config = open_clip.get_model_config("PCMEpp-tiny")
+    config["text_cfg"]["hf_tokenizer_name"] = "own"
+    names = []
+    for number, auto_map in enumerate(["evil/code--evil.Tok", "vocab.Tok"]):
+        folder = export(model, tmp_path / f"exported{number}", config)
+        tokenizer_files(folder, auto_map)
+        (folder / "vocab.py").write_text(CODE)
+        hub.add(f"evil/tokenizer{number}", {path.name: path.read_bytes() for path in folder.iterdir()})
+        names += [f"hf-hub:evil/tokenizer{number}", f"local-dir:{folder}"]
+    mapped = {"auto_map": {"AutoConfig": "evil/code--evil.Conf"}, "model_type": "evil"}
+    tokenizer_files(tmp_path / "exported0", None)
+    (tmp_path / "exported0/config.json").write_text(json.dumps(mapped))
+    hub.add("evil/text", {"config.json": json.dumps(mapped).encode()})
+    about = {"config": describe(model, config)}
+    about["config"]["model_cfg"]["text_cfg"]["hf_tokenizer_name"] = "evil/tokenizer0"
+    torch.save({"state_dict": model.state_dict(), "about": about}, tmp_path / "tokenizer.pt")
+    plain = describe(model, "PCMEpp-tiny")
+    del plain["model_cfg"]["pcmepp_cfg"]
+    plain["model_cfg"]["text_cfg"]["hf_model_name"] = "evil/text"
+    torch.save({"state_dict": {"x": torch.zeros(1)}, "about": {"config": plain}}, tmp_path / "text.pt")
+    names += [str(folder), str(tmp_path / "tokenizer.pt"), str(tmp_path / "text.pt")]
+
+    seen = with_a_yes(USE, *names, trap=tmp_path / "trap")
+
+    assert seen.count("REFUSED") == len(names) and "LOADED" not in seen and "PUSHED" not in seen, seen
+    assert "Do you wish to run" not in seen and "Traceback" not in seen, seen
+    assert not (tmp_path / "trap").exists()
+    assert not any(r.path.endswith(".py") and "/resolve/" in r.path for r in hub.requests)

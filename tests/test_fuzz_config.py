@@ -1,0 +1,128 @@
+"""Any config of a repo is refused in one sentence, or it can be built and run; nothing else is ever raised."""
+
+import copy
+import dataclasses
+import json
+import math
+
+import open_clip
+import torch
+from helpers import mini_config
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from open_clip.model import CLIPTextCfg, CLIPVisionCfg
+from open_clip.transform import PreprocessCfg, image_transform_v2
+from PIL import Image
+
+from pcmepp_openclip.config import PCMEppCfg
+from pcmepp_openclip.host import shapes_of
+from pcmepp_openclip.host.validate import MODEL_KEYS, MOST_PARAMETERS, ConfigRefused, check_config
+
+NUMBERS = [-1, 0, 1, 2, 3, 4, 7, 8, 12, 16, 32, 64, 77, 224, 1024, 8192, 16384, 65536, 10**9, 10**18, 10**400]
+FLOATS = [-1.0, 0.0, 1e-9, 0.1, 0.5, 1.0, 2.5, 1e6, 1e40, 1e308, math.inf, -math.inf, math.nan]
+WORDS = [
+    "",
+    "tok",
+    "avg",
+    "none",
+    "first",
+    "last",
+    "eos",
+    "argmax",
+    "linear",
+    "sin_cos_2d",
+    "custom",
+    "default",
+    "tanh",
+]
+WORDS += ["bicubic", "longest", "squash", "RGB", "clips", "lower", "own", "\x1b[2J", "x" * 5000, "mean", "sum"]
+SCALARS = st.one_of(
+    st.sampled_from([None, True, False]), st.sampled_from(NUMBERS), st.sampled_from(FLOATS), st.sampled_from(WORDS)
+)
+PARTS = st.dictionaries(st.sampled_from(["eps", "approximate", "clean", "language", "bias", "x"]), SCALARS, max_size=2)
+VALUES = st.one_of(SCALARS, SCALARS, SCALARS, st.lists(SCALARS, max_size=3), PARTS)
+
+
+def keys(kind) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind)]
+
+
+SMALL = {"layers": [2, 3], "width": [8, 16, 24], "heads": [1, 2, 4], "head_width": [4, 8], "patch_size": [1, 3, 4]}
+SMALL |= {"image_size": [4, 8, [8, 12]], "context_length": [1, 5, 8], "vocab_size": [1, 64], "head_layers": [1, 2]}
+SMALL |= {"mlp_ratio": [0.5, 1, 4.0], "ls_init_value": [None, 1e-4], "patch_dropout": [0, 0.5], "embed_dim": [1, 8, 16]}
+SMALL |= {"mean": [[0.5, 0.5, 0.5]], "std": [[0.5, 0.5, 0.5]], "size": [8, [8, 8]], "init_logit_bias": [-10.0, None]}
+SMALL |= {"norm_kwargs": [{"eps": 1e-5}], "act_kwargs": [{"approximate": "tanh"}], "pad_id": [0, 3], "eos_id": [2]}
+BLOCKS = {
+    (): ["model_cfg", "preprocess_cfg", "extra"],
+    ("model_cfg",): [*MODEL_KEYS, "custom_text", "multimodal_cfg"],
+    ("model_cfg", "vision_cfg"): [*keys(CLIPVisionCfg), "x"],
+    ("model_cfg", "text_cfg"): [*keys(CLIPTextCfg), "x"],
+    ("model_cfg", "pcmepp_cfg"): [*keys(PCMEppCfg), "x"],
+    ("preprocess_cfg",): [*keys(PreprocessCfg), "x"],
+}
+PLACES = [(path, key) for path, names in BLOCKS.items() for key in names]
+CHANGES = st.lists(
+    st.sampled_from(PLACES).flatmap(
+        lambda place: st.tuples(
+            st.just(place),
+            st.one_of(VALUES, st.booleans(), *[st.sampled_from(SMALL.get(place[1], [None]))] * 2),
+        )
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+def changed(changes) -> dict:
+    config: dict = {"model_cfg": mini_config(), "preprocess_cfg": {}}
+    for (path, key), value in changes:
+        block = config
+        for step in path:
+            block = block.get(step) if isinstance(block, dict) else None
+        if isinstance(block, dict):
+            block[key] = copy.deepcopy(value)
+    return json.loads(json.dumps(config))  # as a file brings it
+
+
+@given(CHANGES)
+def test_a_config_is_refused_in_one_sentence_or_can_be_built_and_run(changes):
+    config = changed(changes)
+    try:
+        check_config(config, "hf-hub:any/one")
+    except ConfigRefused as refused:
+        assert str(refused).startswith("The config of hf-hub:any/one is refused: ")
+        assert str(refused).isprintable() and len(str(refused)) < 400
+        return
+    run(config)
+
+
+def run(config: dict) -> None:
+    model_cfg = config["model_cfg"]
+    count = sum(math.prod(shape) for shape in shapes_of(model_cfg).values())
+    assert count <= 1.1 * MOST_PARAMETERS
+    small = count < 1e6 and model_cfg["text_cfg"].get("context_length", 77) <= 77
+    with torch.device("cpu" if small else "meta"):
+        torch.manual_seed(0)
+        model = open_clip.factory.CLIP(**copy.deepcopy(model_cfg), output_dict=True).eval()
+        image = torch.zeros(2, 3, *model.visual.image_size)
+        text = torch.zeros(2, model.context_length, dtype=torch.long)
+    with torch.inference_mode():
+        out = model(image, text)
+    assert out["image_features"].shape == out["text_features"].shape == out["text_logvar"].shape
+    if small:
+        assert all(value.isfinite().all() for value in out.values() if value is not None)
+        cfg = PreprocessCfg(**{**config.get("preprocess_cfg", {}), "size": model.visual.image_size})
+        pixels = image_transform_v2(cfg, is_train=False)(Image.new("RGB", (20, 10)))
+        assert pixels.shape == image.shape[1:] and pixels.isfinite().all()
+
+
+@given(st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner)))
+@settings(max_examples=max(50, settings().max_examples // 4))
+def test_what_is_no_config_is_refused(config):
+    tower = {**mini_config(), "vision_cfg": config or None}  # {} is a tower of defaults
+    for candidate in (config, {"model_cfg": config}, {"model_cfg": tower}):
+        try:
+            check_config(candidate, "hf-hub:any/one")
+        except ConfigRefused:
+            continue
+        raise AssertionError(candidate)

@@ -1,0 +1,198 @@
+"""Files of others in commands: links, records that are no records, names that are commands to a terminal; and places
+that cannot be written to."""
+
+import json
+import os
+import re
+
+import open_clip
+import pytest
+import torch
+import yaml
+from shard_maker import write_shards
+
+from pcmepp_openclip import cli, record
+from pcmepp_openclip.hub.folder import describe, export
+
+ESC = "\x1b[2J\x1b]0;owned\x07\x9b31m"
+EVIL = f"x`|<script>alert(1)</script>\n---\nlicense: evil\n# Owned\n[click](http://evil) {ESC}"
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return open_clip.create_model("PCMEpp-tiny")
+
+
+@pytest.fixture
+def folder(model, tmp_path):
+    return export(model, tmp_path / "exported", "PCMEpp-tiny", card="a card")
+
+
+@pytest.mark.parametrize("name", ["README.md", "vocab.txt", "open_clip_config.json", "open_clip_model.safetensors"])
+def test_a_link_is_not_pushed(name, guarded, folder, tmp_path, capsys):
+    secret = tmp_path / "secret"
+    secret.write_bytes((folder / name).read_bytes() if (folder / name).exists() else b"a secret")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(secret)
+    assert cli.main(["push", str(folder), "me/linked"]) == 2
+    assert f"{name} is a symbolic link, which is not followed" in capsys.readouterr().err
+    assert not guarded.requests
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_what_is_no_file_is_said_in_one_sentence(make, folder, capsys):
+    make(folder / "spiece.model")
+    assert cli.main(["push", str(folder), "me/x", "--dry-run"]) == 2
+    assert "spiece.model is not a file" in capsys.readouterr().err
+
+
+def test_a_folder_beside_the_tokenizer_is_no_part_of_it(hub, folder, capsys):
+    (folder / "vocab.d").mkdir()
+    (folder / "vocab.d/0").write_text("x")
+    assert cli.main(["push", str(folder), "me/x", "--dry-run"]) == 0
+    assert "vocab.d" not in capsys.readouterr().out
+    config = json.loads((folder / "open_clip_config.json").read_text())
+    config["model_cfg"]["text_cfg"]["hf_tokenizer_name"] = "own"
+    (folder / "open_clip_config.json").write_text(json.dumps(config))
+    for extra in ({}, {"a.model/0": b"x"}):
+        files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+        hub.add(f"me/folders{len(extra)}", {**files, "vocab.d/0": b"x", **extra})
+        with pytest.raises(ValueError, match=r"holds no files|a\.model is not a file"):
+            open_clip.get_tokenizer(f"hf-hub:me/folders{len(extra)}")
+    with pytest.raises(ValueError, match="holds no files"):
+        open_clip.get_tokenizer(f"local-dir:{folder}")
+
+
+@pytest.fixture
+def hostile(model, tmp_path):
+    """A checkpoint that a push takes, with a record whose every word is hostile."""
+    about = {
+        "config": describe(model, "PCMEpp-tiny"),
+        "hyperparameters": {EVIL: 1, "lr": EVIL, "epochs": EVIL, "deep": {"a": [EVIL]}, 3: 4, "wd": 0.1, "n": [[[]]]},
+        "data": [{"name": EVIL, "samples": EVIL, "share": EVIL}, {"name": "cc3m", "samples": -1, "share": EVIL}, EVIL],
+        "versions": {"torch": EVIL, EVIL: "1", "python": "3.11"},
+        EVIL: EVIL,
+    }
+    training = {"step": EVIL, "samples_seen": 64}
+    path = tmp_path / "run/checkpoints/epoch_1.pt"
+    path.parent.mkdir(parents=True)
+    torch.save({"state_dict": model.state_dict(), "about": about, "training": training, "epoch": 1}, path)
+    return path
+
+
+LINES = [
+    EVIL,
+    "\0\0\0",
+    "[" * 5000,
+    "[]",
+    "null",
+    '{"epoch": "1"}',
+    '{"epoch": NaN, "image_to_text_R@1": 0.1}',
+    '{"epoch": {}, "samples": []}',
+    json.dumps({"epoch": 1, EVIL: 0.5, "clip_val_loss": EVIL, "text_to_image_R@1": {}, "num_samples": EVIL}),
+    '{"epoch": 1, "samples": 16, "loss": 1e999, "match_loss": "x", "x_loss": ' + "9" * 4000 + "}",
+    '{"epoch": 1, "samples": 32, "loss": 2.5, "$bad_loss": 1}',
+    '{"epoch": 1, "text_to_image": [[1, 2], [3]], "image_to_text": "x", "$": [[1], [2]], "a": [[1, 2], [1, null]]}',
+    '{"epoch": 1, "image_to_text_R@1": 0.25, "samples": 64, "loss": 1.5',
+]
+
+
+def test_a_hostile_record_and_damaged_results_are_no_part_of_a_card(hostile, capsys):
+    for name in (record.RESULTS, record.HISTORY, record.UNCERTAINTY):
+        (hostile.parent / name).write_text("\n".join(LINES))
+    good = '\n{"epoch": 1, "image_to_text_R@1": 0.25, "samples": 64, "loss": 1.5}'
+    (hostile.parent / record.RESULTS).write_text("\n".join(LINES) + good)
+    assert cli.main(["push", str(hostile.parent.parent), "me/x", "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    card = shown[shown.index("---\n") :]
+    for word in ("script", "evil", "Owned", "\x1b", "\x9b", "\\x1b"):
+        assert word not in shown, word
+    assert card.count("\n---\n") == 1
+    head = yaml.safe_load(card.split("---\n")[1])
+    assert head["license"] == "mit"
+    assert "image_to_text_R@1 | 0.2500" in card and "cc3m" in card and "| wd | `0.1` |" in card and "3.11" in card
+
+
+RECORDS = [EVIL, [1], {"config": None}, {"config": EVIL}, {"config": {"model_cfg": EVIL}}, {"x": 1}]
+
+
+@pytest.mark.parametrize("about", RECORDS, ids=range(len(RECORDS)))
+def test_a_record_without_a_config_is_said_in_one_sentence(about, hostile, capsys):
+    torch.save({**torch.load(hostile), "about": about}, hostile)
+    assert cli.main(["push", str(hostile), "me/x", "--dry-run"]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("pcmepp push: ") and "\x1b" not in shown and shown.count("\n") == 1
+
+
+def test_results_that_cannot_be_read_are_said_in_one_sentence(hostile, capsys):
+    (hostile.parent / record.RESULTS).mkdir()
+    assert cli.main(["push", str(hostile), "me/x", "--dry-run"]) == 2
+    assert "results.jsonl cannot be read: Is a directory" in capsys.readouterr().err
+
+
+def test_names_of_tensors_are_no_commands_to_a_terminal(model, tmp_path, capsys):
+    torch.save({**model.state_dict(), f"uncertainty_{ESC}": torch.zeros(1)}, tmp_path / "evil.pt")
+    assert cli.main(["convert", str(tmp_path / "evil.pt"), str(tmp_path / "clip.safetensors")]) == 0
+    assert cli.main(["push", str(tmp_path / "evil.pt"), "me/x", "--model", "PCMEpp-tiny", "--dry-run"]) == 2
+    (tmp_path / "x.json").write_text(json.dumps({"model_cfg": {"pcmepp_cfg": {}, ESC: 1}}))
+    (tmp_path / "open_clip_config.json").write_text((tmp_path / "x.json").read_text())
+    (tmp_path / "open_clip_model.safetensors").write_bytes((tmp_path / "clip.safetensors").read_bytes())
+    assert cli.main(["push", str(tmp_path), "me/x", "--dry-run"]) == 2
+    shown = capsys.readouterr()
+    assert r"uncertainty_\x1b[2J" in shown.out and not re.search("[\x1b\x07\x9b]", shown.out + shown.err)
+
+
+@pytest.mark.parametrize("mask, mode", [(0o077, 0o600), (0o022, 0o644), (0o002, 0o664)])
+def test_files_follow_the_umask(mask, mode, model, tmp_path):
+    write_shards(tmp_path / "d", [4])
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    before = os.umask(mask)
+    try:
+        assert cli.main(["data", "count", f"{tmp_path}/d/00000.tar"]) == 0
+        export(model, tmp_path / "exported", "PCMEpp-tiny", card="a card")
+        for name in ("clip.safetensors", "clip.pt"):
+            assert cli.main(["convert", str(tmp_path / "model.pt"), str(tmp_path / name)]) == 0
+    finally:
+        os.umask(before)
+    written = [*(tmp_path / "d").glob("sizes*"), *(tmp_path / "exported").iterdir(), *tmp_path.glob("clip.*")]
+    assert len(written) == 7
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in written} == {p.name: oct(mode) for p in written}
+
+
+# Places that cannot be written to: below a file, in a file system without room for anyone, a folder in a file's place.
+
+
+@pytest.mark.parametrize("place", ["file/out", "/proc/out", "/dev/null"])
+def test_an_out_that_cannot_be_written_to_is_said_before_the_work(place, model, tmp_path, capsys):
+    from eval_data import write_retrieval
+
+    (tmp_path / "file").write_text("x")
+    out = tmp_path / place
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    write_retrieval(tmp_path / "data")
+    evaluation = ["--model", "PCMEpp-tiny", "--retrieval", str(tmp_path / "data"), "--out", str(out)]
+    training = ["--model", "PCMEpp-tiny", "--dataset-type", "synthetic", "--train-num-samples", "8", "--logs", str(out)]
+    for command in (
+        ["eval", *evaluation],
+        ["demo", "--out", str(out)],
+        ["convert", str(tmp_path / "model.pt"), str(out / "clip.pt")],
+        ["train", *training, "--batch-size", "4", "--epochs", "1"],
+    ):
+        assert cli.main(command) == 2, command
+        shown = capsys.readouterr().err.strip().splitlines()[-1]
+        assert shown.startswith(f"pcmepp {command[0]}: ") and str(out) in shown, shown
+
+
+def test_a_folder_in_the_place_of_a_file(model, tmp_path, capsys):
+    from eval_data import write_retrieval
+
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    (tmp_path / "clip.pt").mkdir()
+    assert cli.main(["convert", str(tmp_path / "model.pt"), str(tmp_path / "clip.pt"), "--overwrite"]) == 2
+    (tmp_path / "out/results.json").mkdir(parents=True)
+    write_retrieval(tmp_path / "data")
+    evaluation = ["--model", "PCMEpp-tiny", "--retrieval", str(tmp_path / "data"), "--out", str(tmp_path / "out")]
+    assert cli.main(["eval", *evaluation]) == 2
+    shown = capsys.readouterr().err
+    assert "clip.pt is a folder" in shown and "results.json is a folder" in shown
