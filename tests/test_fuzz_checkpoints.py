@@ -41,7 +41,7 @@ damages = st.one_of(
 
 
 def damaged(data, kind, where, what=None):
-    at = int(where * len(data))
+    at = min(int(where * len(data)), len(data) - 1)
     if kind == "flip":
         return data[:at] + bytes([data[at] ^ 1 << what]) + data[at + 1 :]
     if kind == "cut":
