@@ -428,7 +428,7 @@ def test_hostile_shards_are_one_sentence(tmp_path, attack):
 
 
 @pytest.mark.parametrize(
-    "template", ["a {d}", "a {}", "a {c.__class__}", "a {c!r}", "a {c:>9}", "a {c", "a {c} {0}", "none"]
+    "template", ["a {d}", "a {}", "a {c.__class__}", "a {c!r}", "a {c:>9}", "a {c", "a {c} {0}", "a {c} {d}", "none"]
 )
 def test_templates_that_cannot_be_filled_are_one_sentence(tmp_path, template):
     folder = write_zeroshot(tmp_path / "d", splits=("test",))
@@ -462,14 +462,6 @@ def test_damaged_embeddings_are_noticed_and_encoded_again(place, tmp_path, no_re
     whole = evaluate(place, tmp_path, *flags)
     images, texts = sorted((tmp_path / "embeddings").rglob("*.safetensors"), reverse=True)
     data = images.read_bytes()
-    header = 8 + int.from_bytes(data[:8], "little")
-    assert encode._load(images, 48) is not None
-    for bit in [*range(8 * header), *range(8 * header, 8 * len(data), 4093)]:
-        damaged = bytearray(data)
-        damaged[bit // 8] ^= 1 << bit % 8
-        images.write_bytes(damaged)
-        found = encode._load(images, 48)
-        assert found is None or found.mean.numpy().tobytes() in data, bit
     for damaged in (data[: len(data) // 2], b"", texts.read_bytes()):
         images.write_bytes(damaged)
         capsys.readouterr()
@@ -479,3 +471,33 @@ def test_damaged_embeddings_are_noticed_and_encoded_again(place, tmp_path, no_re
     damaged[-1000] ^= 0x40
     images.write_bytes(damaged)
     assert evaluate(place, tmp_path, *flags) == whole
+    header = 8 + int.from_bytes(data[:8], "little")
+    assert encode._load(images, 48) is not None
+    for bit in [*range(8 * header), *range(8 * header, 8 * len(data), 4093)]:
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        images.write_bytes(damaged)
+        found = encode._load(images, 48)
+        assert found is None or found.mean.numpy().tobytes() in data, bit
+
+
+def test_images_are_turned_by_their_exif_data_only_if_that_is_asked_for(place, tmp_path, no_report):
+    def lying(scene):
+        exif, file = Image.Exif(), io.BytesIO()
+        exif[0x0112] = 6  # to be turned by 90 degrees
+        upright = Image.open(io.BytesIO(png(scene)))
+        upright.transpose(Image.Transpose.ROTATE_90).save(file, "PNG", exif=exif)
+        return file.getvalue()
+
+    folder = tmp_path / "scenes"
+    write_tar(folder / "test/0.tar", [{"png": lying(scene), "txt": "\n".join(captions(scene))} for scene in SCENES[:8]])
+    (folder / "test/nshards.txt").write_text("1")
+    straight = write_retrieval(tmp_path / "straight", SCENES[:8])
+    wanted, stored, turned = (
+        evaluate(place, tmp_path / f"out{i}", "--retrieval", f"d={where}", *flags)
+        for i, (where, flags) in enumerate([(straight, ()), (folder, ()), (folder, ("--exif-orientation",))])
+    )
+    assert turned["exif_orientation"] and "exif_orientation" not in stored and turned["weights"] != stored["weights"]
+    embeddings = [encode._load(next((tmp_path / f"out{i}").rglob("d-images*/*.safetensors")), 8).mean for i in range(3)]
+    assert torch.equal(embeddings[0], embeddings[2]) and not torch.equal(embeddings[0], embeddings[1])
+    assert wanted["weights"] == stored["weights"]

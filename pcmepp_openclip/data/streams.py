@@ -103,9 +103,8 @@ class _Pace:
             self._slow_s += seconds
             if self._slow_s >= self._word_at_s:
                 self._word_at_s = 2 * self._slow_s
-                logging.warning(
-                    "Data: %s is slow: %.0f bytes a second in the last %.0f s", self._name, rate, self._slow_s
-                )
+                # The name comes last: a filter that redacts commands takes what follows for their arguments.
+                logging.warning("Data: waited %.0f s at %.0f bytes a second for %s", self._slow_s, rate, self._name)
         if self._below_s >= self._patience_s:
             self._below_s = 0.0
             self.failures += 1
