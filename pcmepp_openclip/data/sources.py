@@ -51,13 +51,21 @@ def parse_sources(text: str, flag: str = "--train-data") -> list[Source]:
     return sources
 
 
+def _least(pattern: str) -> int:
+    """How many shards a pattern stands for, or fewer where braces are nested: known before they are expanded."""
+    ranges = re.findall(r"\{(-?\d{1,20})\d*\.\.(-?\d{1,20})", pattern)
+    lists = re.findall(r"\{([^{}]*,[^{}]*)\}", pattern)
+    nested = "{" in re.sub(r"\{[^{}]*\}", "", pattern)
+    choices = [abs(int(a) - int(b)) + 1 for a, b in ranges] + [text.count(",") + 1 for text in lists if not nested]
+    return math.prod(choices)
+
+
 def expand(pattern: str, flag: str = "--train-data") -> tuple[str, ...]:
     """Braces as the shell and open_clip expand them; `*` in local paths and Hugging Face repos."""
     from braceexpand import braceexpand
 
-    spans = [abs(int(a) - int(b)) + 1 for a, b in re.findall(r"\{(-?\d{1,20})\d*\.\.(-?\d{1,20})", pattern)]
     try:
-        few = math.prod(spans) <= MAX_SHARDS
+        few = _least(pattern) <= MAX_SHARDS
         shards = list(itertools.islice(braceexpand(pattern), MAX_SHARDS + 1)) if few else []
     except (ValueError, RecursionError) as error:
         raise ValueError(
