@@ -309,5 +309,6 @@ def test_a_rank_that_hangs_ends_the_job(ranks, flags, tmp_path):
     os.kill(pids[1], signal.SIGSTOP)
     start = time.monotonic()
     codes = ranks.wait(pids)
-    assert codes[0] not in (0, 75) and codes[1] == -9  # rank 0 gave up; the launcher then killed the other
+    # Rank 0 gave up and woke the other, which noticed it by itself or was killed by the launcher.
+    assert not {0, 75} & set(codes)
     assert time.monotonic() - start < 30
