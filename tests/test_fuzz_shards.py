@@ -7,7 +7,7 @@ import time
 
 import pytest
 from hostile_tars import END, HOSTILE, good, header, padded, pax
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from shard_maker import pair
 from webdataset.tariterators import base_plus_ext
@@ -113,6 +113,7 @@ BLOCK = st.one_of(
 
 
 @given(st.lists(BLOCK, max_size=8), st.booleans())
+@example([header("\n.", size=0)], True)
 def test_tars_of_any_blocks(place, blocks, ended):
     read_all_ways(place, b"".join(blocks) + END * ended, slow_ways=False)
 

@@ -4,7 +4,7 @@ import json
 import string
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from shard_maker import arguments, write_shards
 
@@ -31,6 +31,7 @@ def folder(tmp_path_factory):
 
 
 @given(TEXT)
+@example("\n{1..999999999999}")
 def test_any_specification_is_understood_or_one_sentence(text):
     if "hf://" in text and "*" in text:
         return  # would ask the Hub
@@ -59,6 +60,7 @@ SIZES = st.fixed_dictionaries({"00000.tar": NUMBER, "00001.tar": NUMBER})
 
 
 @given(st.one_of(JSON, SIZES, SIZES), st.one_of(JSON, SIZES))
+@example(None, None)
 def test_any_sizes_are_numbers_or_one_sentence(folder, sizes, report):
     (folder / "sizes.json").write_text(json.dumps(sizes))
     (folder / "sizes.report.json").write_text(json.dumps({"shards": report} if isinstance(report, dict) else report))

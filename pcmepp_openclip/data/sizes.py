@@ -16,6 +16,7 @@ from .sources import Source, kind, local_path, shard_key, shown, sibling
 from .streams import LostShard, MissingShard, read_file
 
 SIZES = "sizes.json"
+NO_FILE = object()  # which the content "null" of a file is not
 MAX_SAMPLES = 10**9  # of a shard: it would have terabytes
 
 
@@ -67,7 +68,7 @@ def _read_folder(place: str | None, required: bool) -> tuple[dict[str, int], dic
     if place is None:
         return None
     sizes = _read_json(place)
-    if sizes is None:
+    if sizes is NO_FILE:
         if required:
             raise ValueError(f"--train-data-sizes: there is no file {redact(place)}.")
         return None
@@ -112,7 +113,7 @@ def _read_json(place: str) -> Any:
     try:
         data = read_file(place)
     except MissingShard:
-        return None
+        return NO_FILE
     except LostShard as error:
         raise ValueError(f"The sizes of the shards cannot be read: {error}; is the server up?") from None
     except OSError as error:  # a folder, a disk that fails

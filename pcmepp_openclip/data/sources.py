@@ -161,6 +161,6 @@ def label(shard: str) -> str:
 
 
 def shown(name: str) -> str:
-    """A name from elsewhere as messages may show it."""
-    name = printable(name)
+    """A name from elsewhere as messages may show it: on one line, and not too long."""
+    name = printable(name).replace("\n", "\\n").replace("\t", "\\t")
     return name if len(name) < 200 else f"{name[:200]}..."
