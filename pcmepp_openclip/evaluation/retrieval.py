@@ -54,7 +54,8 @@ def nearest(query: Gaussian, gallery: Gaussian, distance: str, k: int, chunk: in
     else:
         rows = torch.empty_like(keys_U).index_copy_(0, place_M, torch.arange(len(place_M)))  # any of the equal ones
         expand_M = place_M[order_M]
-    query_NE, gallery_UE, offset_U = product(query, Gaussian(gallery.mean[rows], gallery.logvar[rows]), distance)
+    query_NE, gallery_ME, offset_M = product(query, gallery, distance)
+    gallery_UE, offset_U = gallery_ME[rows], None if offset_M is None else offset_M[rows]
     step = max(1, chunk // len(order_M))
     for start in range(0, len(query_NE), step):
         score_nU = query_NE[start : start + step] @ gallery_UE.T
