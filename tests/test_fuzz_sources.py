@@ -32,6 +32,7 @@ def folder(tmp_path_factory):
 
 @given(TEXT)
 @example("\n{1..999999999999}")
+@example("\x00http://*")
 def test_any_specification_is_understood_or_one_sentence(text):
     if "hf://" in text and "*" in text:
         return  # would ask the Hub

@@ -64,6 +64,8 @@ def expand(pattern: str, flag: str = "--train-data") -> tuple[str, ...]:
     """Braces as the shell and open_clip expand them; `*` in local paths and Hugging Face repos."""
     from braceexpand import braceexpand
 
+    if "\0" in pattern:
+        raise ValueError(f"{flag}: {shown(redact(pattern))} holds a null byte, which no name of a file can.")
     try:
         few = _least(pattern) <= MAX_SHARDS
         shards = list(itertools.islice(braceexpand(pattern), MAX_SHARDS + 1)) if few else []
