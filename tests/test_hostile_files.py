@@ -12,6 +12,8 @@ import yaml
 from shard_maker import write_shards
 
 from pcmepp_openclip import cli, record
+from pcmepp_openclip.evaluation import encode
+from pcmepp_openclip.gaussian import Gaussian
 from pcmepp_openclip.hub.folder import describe, export
 
 ESC = "\x1b[2J\x1b]0;owned\x07\x9b31m"
@@ -153,10 +155,11 @@ def test_files_follow_the_umask(mask, mode, model, tmp_path):
         export(model, tmp_path / "exported", "PCMEpp-tiny", card="a card")
         for name in ("clip.safetensors", "clip.pt"):
             assert cli.main(["convert", str(tmp_path / "model.pt"), str(tmp_path / name)]) == 0
+        encode._save(tmp_path / "clip.embeddings", Gaussian(torch.zeros(2, 3), torch.zeros(2, 3)))
     finally:
         os.umask(before)
     written = [*(tmp_path / "d").glob("sizes*"), *(tmp_path / "exported").iterdir(), *tmp_path.glob("clip.*")]
-    assert len(written) == 7
+    assert len(written) == 8
     assert {path.name: oct(path.stat().st_mode & 0o777) for path in written} == {p.name: oct(mode) for p in written}
 
 

@@ -19,13 +19,13 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from ..data.batches import cut_texts
 from ..data.decode import BadImage, decode_image
+from ..files import save_tensors
 from ..gaussian import Gaussian
 from ..model import PCMEppCLIP
 from .samples import Place
@@ -126,7 +126,7 @@ class Encoder:
             if _load(path, len(numbers)) is None:
                 if path.exists():
                     print(f"note: {path} is damaged, or of another version: encoded again.", file=sys.stderr)
-                _save(path, encode(numbers), rank)
+                _save(path, encode(numbers))
         if world > 1:
             dist.barrier()
         parts = []
@@ -138,11 +138,9 @@ class Encoder:
         return _cat(parts)
 
 
-def _save(path: Path, gaussian: Gaussian, rank: int) -> None:
-    unfinished = path.with_suffix(f".{rank}")
+def _save(path: Path, gaussian: Gaussian) -> None:
     tensors = {"mean": gaussian.mean.contiguous(), "logvar": gaussian.logvar.contiguous()}
-    save_file(tensors, unfinished, {"sha256": _digest(path, tensors)})
-    unfinished.replace(path)
+    save_tensors(tensors, path, {"sha256": _digest(path, tensors)})
 
 
 def _load(path: Path, count: int) -> Gaussian | None:
