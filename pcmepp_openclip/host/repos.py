@@ -43,13 +43,12 @@ def _missing(place: str, reason: str) -> Missing:
     return path
 
 
-def _is_ours(config: Any) -> bool:
+def is_ours(config: Any) -> bool:
+    """Whether the content of an `open_clip_config.json` is of a PCME++ model."""
     return (
         isinstance(config, dict) and isinstance(config.get("model_cfg"), dict) and "pcmepp_cfg" in config["model_cfg"]
     )
 
-
-is_ours = _is_ours
 
 _ours: dict[str, bool] = {}  # by the id of a repo, whether it is one of a PCME++ model
 
@@ -64,7 +63,7 @@ def parse_model_name(stock: Callable, model_name: str) -> tuple[str | None, str]
     if not (folder / CONFIG).exists() and (folder / "config.json").exists():
         return "hf-hub", str(folder.absolute())  # a Hub id is never absolute, so the two cannot be confused
     config = _read_json(folder / CONFIG)
-    if _is_ours(config):
+    if is_ours(config):
         check_config(config, model_name)
     return schema, identifier
 
@@ -80,7 +79,7 @@ def get_config(stock: Callable, model_id: str, cache_dir: str | None = None) -> 
             if released is None:
                 raise
             config = released
-    _ours[model_id] = _is_ours(config)
+    _ours[model_id] = is_ours(config)
     if _ours[model_id]:
         check_config(config, f"hf-hub:{model_id}")
         text_cfg = config["model_cfg"]["text_cfg"]
@@ -106,7 +105,7 @@ def get_weights(stock: Callable, model_id: str, filename: str | None = None, **k
 
 def find_weights(stock: Callable, folder: Path) -> str | None:
     found = stock(folder)
-    if found is None and _is_ours(_read_json(folder / CONFIG)):
+    if found is None and is_ours(_read_json(folder / CONFIG)):
         return _missing(str(folder), "the folder holds no weights")
     return found
 
@@ -116,7 +115,7 @@ def get_tokenizer(stock: Callable, model_name: str = "", *args: Any, **kwargs: A
     schema, identifier = factory.parse_model_name(model_name)
     if schema == "local-dir":
         config = _read_json(Path(identifier) / CONFIG)
-        if _is_ours(config) and config["model_cfg"]["text_cfg"].get("hf_tokenizer_name"):
+        if is_ours(config) and config["model_cfg"]["text_cfg"].get("hf_tokenizer_name"):
             check_tokenizer(Path(identifier), model_name)
     if schema == "hf-hub":
         try:
