@@ -15,7 +15,7 @@ import open_clip
 import torch
 
 import pcmepp_openclip  # noqa: F401  registers the model
-from pcmepp_openclip import checkpoints
+from pcmepp_openclip.runs import checkpoints
 
 from .measure import Row, timed
 

@@ -18,9 +18,10 @@ from typing import Any
 import open_clip
 import torch
 
-from pcmepp_openclip import PCMEppLoss, checkpoints
-from pcmepp_openclip.hub import folder
-from pcmepp_openclip.hub.pusher import Pusher
+from pcmepp_openclip import PCMEppLoss
+from pcmepp_openclip.models import export
+from pcmepp_openclip.runs import checkpoints
+from pcmepp_openclip.training.push import Pusher
 
 from .measure import Row, one_thread, row
 
@@ -51,7 +52,7 @@ def rows() -> Iterator[Row]:
 @contextlib.contextmanager
 def hub(place: Path) -> Iterator[None]:
     """A server of the tests, as the Hub of this process and its children."""
-    tests = Path(__file__).parent.parent / "tests"
+    tests = Path(__file__).parent.parent / "tests/support"
     command = [sys.executable, "-c", SERVER, str(tests), f"{place}/hub", str(RATE)]
     environment = dict(os.environ)
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -110,7 +111,7 @@ def training() -> tuple[Callable[[], None], Callable[[int], dict[str, Any]]]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     image = torch.randn(BATCH, 3, 32, 32)
     text = open_clip.tokenize([f"a picture of {i}" for i in range(BATCH)], context_length=32)
-    about: dict[str, Any] = {"config": folder.describe(model, "PCMEpp-tiny")}
+    about: dict[str, Any] = {"config": export.describe(model, "PCMEpp-tiny")}
     about |= {"hyperparameters": {}, "data": [], "versions": {}}
 
     def step() -> None:

@@ -23,8 +23,8 @@ from torch import Tensor
 
 import pcmepp_openclip as pp
 from pcmepp_openclip.config import PCMEppCfg
+from pcmepp_openclip.demo.drawing import picture
 from pcmepp_openclip.demo.measure import Truth, measure
-from pcmepp_openclip.demo.pictures import picture
 from pcmepp_openclip.demo.scenes import Caption, Scene, draw_caption, draw_scene, fitting
 from pcmepp_openclip.gaussian import Gaussian
 

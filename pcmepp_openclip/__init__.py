@@ -7,7 +7,7 @@
 >>> texts.uncertainty, pcmepp_openclip.csd(images, texts)
 """
 
-from . import launcher
+from .system import launcher
 
 __version__ = "0.1.0"
 
@@ -18,14 +18,14 @@ if not launcher.starting():  # `python -m pcmepp_openclip` hands over to another
 
     from . import host
     from .config import PCMEppCfg
-    from .csd import csd
+    from .distances.csd import csd
     from .gaussian import Gaussian
-    from .loss import PCMEppLoss, create_loss
-    from .matching import matching_logits, matching_loss
-    from .model import PCMEppCLIP
-    from .pseudo_positives import pseudo_positive_targets
-    from .vib import vib
-    from .weights import complete_state_dict
+    from .losses.matching import matching_logits, matching_loss
+    from .losses.pcmepp import PCMEppLoss, create_loss
+    from .losses.pseudo_positives import pseudo_positive_targets
+    from .losses.vib import vib
+    from .models.pcmepp import PCMEppCLIP
+    from .models.state_dict import complete_state_dict
 
     _installed = Path(__file__).parent / "model_configs"
     MODEL_CONFIGS = _installed if _installed.is_dir() else Path(__file__).parent.parent / "model_configs"

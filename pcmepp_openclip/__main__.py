@@ -1,5 +1,5 @@
 """See `launcher.py`."""
 
-from .launcher import main
+from .system.launcher import main
 
 main()

@@ -5,12 +5,12 @@ import os
 import signal
 import sys
 
-from . import launcher
-from .errors import RunFailed
+from .system import launcher
+from .system.errors import RunFailed
 
 COMMANDS = {  # name: (module, what it does)
-    "train": ("pcmepp_openclip.train", "open_clip's training, for PCME++ models too"),
-    "convert": ("pcmepp_openclip.convert", "turn a PCME++ checkpoint into a plain open_clip CLIP one"),
+    "train": ("pcmepp_openclip.training.command", "open_clip's training, for PCME++ models too"),
+    "convert": ("pcmepp_openclip.models.convert", "turn a PCME++ checkpoint into a plain open_clip CLIP one"),
     "push": ("pcmepp_openclip.hub.command", "put a run or a checkpoint on the Hugging Face Hub"),
     "data": ("pcmepp_openclip.data.command", "count and check the shards to train on"),
     "eval": ("pcmepp_openclip.evaluation.command", "retrieval, zero-shot, and what the uncertainty means"),
@@ -35,8 +35,8 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python says so when it ends
         code = 128 + signal.SIGPIPE
     finally:
-        if "pcmepp_openclip.train" in sys.modules:
-            from .stops import leave_soon
+        if "pcmepp_openclip.training.command" in sys.modules:
+            from .training.coordination import leave_soon
 
             leave_soon(code)
     return code
@@ -61,7 +61,7 @@ def run(argv: list[str]) -> int:
     try:
         return command.main(argv[1:]) or 0
     except (ValueError, RunFailed) as error:  # said in one sentence; anything else is a bug, and a traceback
-        from .data.redact import printable
+        from .system.redact import printable
 
         print(f"pcmepp {argv[0]}: {printable(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent / "support"))
 from hub_server import Hub
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="pcmepp-tests-")
@@ -97,10 +97,11 @@ def guarded(hub, monkeypatch):
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory) -> Path:
     """The folder of a run of 2 epochs with validation; further runs of the session share it, so nobody writes there."""
+    from drawn_shards import write_shards
     from hub_helpers import train_flags
-    from shards import write_shards
 
-    from pcmepp_openclip import cli, train
+    from pcmepp_openclip import cli
+    from pcmepp_openclip.training import command as train
 
     folder = tmp_path_factory.mktemp("trained")
     data = write_shards(folder / "secret-place", 2, 32)

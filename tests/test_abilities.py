@@ -218,7 +218,7 @@ if __name__ == "__main__":
 def test_ddp_step_in_two_processes(tmp_path):
     from helpers import run_python
 
-    (tmp_path / "ddp.py").write_text(DDP.format(tests=str(__file__).rsplit("/", 1)[0]))
+    (tmp_path / "ddp.py").write_text(DDP.format(tests=str(__file__).rsplit("/", 1)[0] + "/support"))
     done = run_python(str(tmp_path / "ddp.py"), str(tmp_path))
     assert done.returncode == 0, done.stderr
     model = make_model("PCMEpp-tiny")

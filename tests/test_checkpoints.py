@@ -12,7 +12,8 @@ import pytest
 import torch
 from helpers import run_code
 
-from pcmepp_openclip import checkpoints, cli, rng
+from pcmepp_openclip import cli
+from pcmepp_openclip.runs import checkpoints, rng
 
 
 def write(folder, *names):

@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageOps
 from shard_maker import arguments, captions, flat, load, pair, picture, serve, write_shards, write_tar
 
-from pcmepp_openclip.data import causes
+from pcmepp_openclip.data import defects
 from pcmepp_openclip.data.count import count_shard
 from pcmepp_openclip.data.decode import MAX_PIXELS, BadImage, decode_image
 
@@ -27,14 +27,14 @@ def bomb() -> bytes:
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n"
 
 BAD_SAMPLES = {
-    causes.NO_IMAGE: lambda key: {f"{key}.txt": b"text"},
-    causes.NO_CAPTION: lambda key: {f"{key}.jpg": picture()},
-    causes.EMPTY_CAPTION: lambda key: pair(key, " \n "),
-    causes.NOT_UTF8: lambda key: pair(key, b"caf\xe9"),
-    causes.BROKEN_IMAGE: lambda key: pair(key, image=picture(size=(200, 200))[:900]),
-    causes.UNKNOWN_FORMAT: lambda key: pair(key, image=EPS),
-    causes.HUGE_IMAGE: lambda key: pair(key, image=bomb()),
-    causes.HUGE_FILE: lambda key: pair(key, "x" * (1 << 20) + "x"),
+    defects.NO_IMAGE: lambda key: {f"{key}.txt": b"text"},
+    defects.NO_CAPTION: lambda key: {f"{key}.jpg": picture()},
+    defects.EMPTY_CAPTION: lambda key: pair(key, " \n "),
+    defects.NOT_UTF8: lambda key: pair(key, b"caf\xe9"),
+    defects.BROKEN_IMAGE: lambda key: pair(key, image=picture(size=(200, 200))[:900]),
+    defects.UNKNOWN_FORMAT: lambda key: pair(key, image=EPS),
+    defects.HUGE_IMAGE: lambda key: pair(key, image=bomb()),
+    defects.HUGE_FILE: lambda key: pair(key, "x" * (1 << 20) + "x"),
 }
 
 
@@ -81,7 +81,7 @@ def test_duplicate_keys_are_used_once(tmp_path):
     samples = [pair("a"), pair("b"), list(pair("b", "again").items()), pair("c"), pair("a", "again")]
     write_tar(tmp_path / "0.tar", samples)
     count = count_shard(str(tmp_path / "0.tar"), MAX_PIXELS)
-    assert (count.samples, count.usable, count.unusable) == (5, 3, {causes.DUPLICATE_KEY: [2, 4]})
+    assert (count.samples, count.usable, count.unusable) == (5, 3, {defects.DUPLICATE_KEY: [2, 4]})
     data = load(arguments(str(tmp_path / "0.tar"), train_num_samples=3, batch_size=3))
     assert sorted(flat(data)) == ["caption a", "caption b", "caption c"]
 
@@ -129,7 +129,7 @@ def test_of_an_animation_the_first_frame_is_used(format):
 def test_a_bomb_is_not_decoded():
     with pytest.raises(BadImage) as error:
         decode_image(bomb())
-    assert error.value.cause == causes.HUGE_IMAGE
+    assert error.value.cause == defects.HUGE_IMAGE
     with pytest.raises(BadImage):
         decode_image(picture(size=(30, 30)), max_pixels=899)
     decode_image(picture(size=(30, 30)), max_pixels=900)
@@ -168,10 +168,10 @@ def damage_empty(path):
 
 
 DAMAGES = {
-    causes.TRUNCATED_SHARD: damage_truncated,
-    causes.MISSING_SHARD: damage_missing,
-    causes.NOT_A_TAR: damage_not_a_tar,
-    causes.NOT_A_TAR + " ": damage_empty,
+    defects.TRUNCATED_SHARD: damage_truncated,
+    defects.MISSING_SHARD: damage_missing,
+    defects.NOT_A_TAR: damage_not_a_tar,
+    defects.NOT_A_TAR + " ": damage_empty,
 }
 
 
@@ -195,7 +195,7 @@ def test_bad_shards_are_skipped_and_counted(tmp_path, cause, resampled, remote):
         assert len(seen) == 80
         came = len(set(seen)) - 60
         assert lost[cause.strip()] == 20 - came  # all that was lost is counted
-        assert 5 <= came <= 15 if cause == causes.TRUNCATED_SHARD else came == 0
+        assert 5 <= came <= 15 if cause == defects.TRUNCATED_SHARD else came == 0
 
 
 def test_a_server_that_drops_the_connection_loses_nothing(tmp_path):
@@ -219,7 +219,7 @@ def test_a_server_that_stays_away_is_counted(tmp_path):
     assert {caption for caption in seen if caption.startswith("caption 000")} == {
         f"caption 000{i:05d}" for i in range(20)
     }
-    assert set(data.dataloader.last.by_source(["d"])["d"]) == {causes.LOST_SHARD}
+    assert set(data.dataloader.last.by_source(["d"])["d"]) == {defects.LOST_SHARD}
 
 
 def test_wrong_sizes_are_noticed(tmp_path):
@@ -228,11 +228,11 @@ def test_wrong_sizes_are_noticed(tmp_path):
     data = load(arguments(pattern))
     assert len(flat(data)) == 20
     lost = data.dataloader.last.by_source(["d"])["d"]
-    assert lost == {causes.FEWER_THAN_COUNTED: 4, causes.MORE_THAN_COUNTED: 1}
+    assert lost == {defects.FEWER_THAN_COUNTED: 4, defects.MORE_THAN_COUNTED: 1}
 
 
 @pytest.mark.parametrize("resampled, workers", [(False, 0), (True, 0), (True, 2)])
-@pytest.mark.parametrize("cause", [causes.NO_CAPTION, causes.BROKEN_IMAGE])
+@pytest.mark.parametrize("cause", [defects.NO_CAPTION, defects.BROKEN_IMAGE])
 def test_a_source_with_nothing_usable_ends_the_run_with_the_cause(tmp_path, resampled, workers, cause):
     """Where stock open_clip reads on for ever."""
     for number in range(3):
@@ -247,7 +247,7 @@ def test_a_source_with_nothing_usable_ends_the_run_with_the_cause(tmp_path, resa
 
 
 def test_the_share_of_bad_samples_that_ends_a_run_is_a_setting(tmp_path):
-    pattern, _ = write_bad(tmp_path / "d", causes.BROKEN_IMAGE)
+    pattern, _ = write_bad(tmp_path / "d", defects.BROKEN_IMAGE)
     (tmp_path / "d/sizes.json").write_text(json.dumps({f"{i:05d}.tar": 13 for i in range(4)}))
     assert captions(load(arguments(pattern)))
     with pytest.raises(ValueError, match=r"--train-data-max-bad 0.1 allows: .*broken image"):
@@ -255,7 +255,7 @@ def test_the_share_of_bad_samples_that_ends_a_run_is_a_setting(tmp_path):
 
 
 def test_details_once_each_and_a_summary_each_epoch(tmp_path, caplog):
-    pattern, _ = write_bad(tmp_path / "d", causes.BROKEN_IMAGE)
+    pattern, _ = write_bad(tmp_path / "d", defects.BROKEN_IMAGE)
     (tmp_path / "d/sizes.json").write_text(json.dumps({f"{i:05d}.tar": 13 for i in range(4)}))
     data = load(arguments(pattern, workers=2))
     caplog.set_level(logging.INFO)

@@ -13,7 +13,7 @@ from shard_maker import arguments, flat, load, pair, picture, serve, within, wri
 from pcmepp_openclip import cli
 from pcmepp_openclip.data import check
 from pcmepp_openclip.data import count as count_module
-from pcmepp_openclip.data.setup import set_up
+from pcmepp_openclip.data.spec import set_up
 
 
 def test_count_writes_what_stock_open_clip_reads(tmp_path, capsys):

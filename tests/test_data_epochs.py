@@ -310,7 +310,11 @@ def test_real_ranks_agree_on_the_summary_and_share_the_pass(tmp_path):
     damaged.write_bytes(damaged.read_bytes()[: damaged.stat().st_size // 2])
     script = tmp_path / "rank.py"
     script.write_text(textwrap.dedent(RANK))
-    paths = [str(Path(__file__).parent), str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
+    paths = [
+        str(Path(__file__).parent / "support"),
+        str(Path(__file__).parent.parent),
+        os.environ.get("PYTHONPATH", ""),
+    ]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
     run = subprocess.run(
         [*torchrun, "--no-python", "--", sys.executable, str(script), pattern, str(tmp_path)],

@@ -9,7 +9,7 @@ from hostile_tars import GOOD, HARMLESS, HOSTILE, compressed
 from shard_maker import arguments, flat, load, pair, serve, within, write_shards, write_tar
 
 from pcmepp_openclip import cli
-from pcmepp_openclip.data import causes
+from pcmepp_openclip.data import defects
 from pcmepp_openclip.data.shards import read_samples
 
 
@@ -27,7 +27,7 @@ def test_the_samples_in_front_are_used_and_the_rest_is_one_note(tmp_path, attack
     (tmp_path / "0.tar").write_bytes(HOSTILE[attack])
     keys, noted = within(5, read, f"{way}{tmp_path}/0.tar")
     assert keys == ([*GOOD, "late"] if attack in HARMLESS else GOOD)
-    assert [cause for cause, _ in noted] == [causes.TRUNCATED_SHARD] * (attack not in HARMLESS)
+    assert [cause for cause, _ in noted] == [defects.TRUNCATED_SHARD] * (attack not in HARMLESS)
     assert all("\n" not in where and len(where) < 300 for _, where in noted)
 
 
@@ -63,7 +63,7 @@ def test_training_survives_all_of_them(hostile, resampled):
     (hostile / "sizes.report.json").unlink(missing_ok=True)
     seen, lost = within(60, train)
     assert len(seen) == 100 and {f"caption {key}" for key in GOOD} <= set(seen)
-    assert set(lost) == {causes.TRUNCATED_SHARD}
+    assert set(lost) == {defects.TRUNCATED_SHARD}
 
 
 def test_a_small_file_does_not_unpack_to_gigabytes(tmp_path):
@@ -71,7 +71,7 @@ def test_a_small_file_does_not_unpack_to_gigabytes(tmp_path):
         (tmp_path / name).write_bytes(data)
         assert len(data) < 1 << 20
         keys, noted = within(30, read, str(tmp_path / name))
-        assert keys[:2] == GOOD and len(keys) < 6 and [cause for cause, _ in noted] == [causes.EXPANDS], name
+        assert keys[:2] == GOOD and len(keys) < 6 and [cause for cause, _ in noted] == [defects.EXPANDS], name
     assert within(60, cli.main, ["data", "count", f"{tmp_path}/bomb.tar.*"]) == 1
 
 

@@ -7,9 +7,9 @@ import pytest
 from shard_maker import arguments, flat, load, write_shards, write_tar
 
 from pcmepp_openclip.data.batches import Lane
+from pcmepp_openclip.data.build import make_job
 from pcmepp_openclip.data.mixing import Mixer, natural_mix, parse_mix
-from pcmepp_openclip.data.setup import set_up
-from pcmepp_openclip.data.training import make_job
+from pcmepp_openclip.data.spec import set_up
 
 
 def write_source(folder, counts, size=1):

@@ -11,8 +11,9 @@ import pytest
 from shard_maker import arguments, captions, flat, load, pair, serve, write_shards, write_tar
 
 from pcmepp_openclip import cli
-from pcmepp_openclip.data import check, protect, redact
-from pcmepp_openclip.data.redact import real, redact_logs
+from pcmepp_openclip.data import check, protect
+from pcmepp_openclip.system import redact
+from pcmepp_openclip.system.redact import real, redact_logs
 
 SECRET = "s3cr3t"
 

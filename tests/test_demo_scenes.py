@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from pcmepp_openclip.demo import dataset, pictures
+from pcmepp_openclip.demo import dataset, drawing
 from pcmepp_openclip.demo.scenes import COLOURS, SHAPES, SIZES, Caption, Scene, Thing, draw_caption, draw_scene, fitting
 
 RED_BLUE = Scene((Thing("small", "red", "circle"), Thing("large", "blue", "square")), "left of")
@@ -61,22 +61,22 @@ def test_captions_are_told_apart_by_their_words():
 
 def test_every_fact_shows_in_the_picture():
     things = [Thing(*facts) for facts in itertools.product(SIZES, COLOURS, SHAPES)]
-    drawn = {pictures.picture(Scene((thing,), jitter=5)).tobytes() for thing in things}
+    drawn = {drawing.picture(Scene((thing,), jitter=5)).tobytes() for thing in things}
     assert len(drawn) == len(things)
     swapped = Scene(RED_BLUE.things[::-1], "left of", jitter=5)
     turned = Scene(RED_BLUE.things, "above", jitter=5)
-    assert len({pictures.picture(scene).tobytes() for scene in (RED_BLUE, swapped, turned)}) == 3
+    assert len({drawing.picture(scene).tobytes() for scene in (RED_BLUE, swapped, turned)}) == 3
 
 
 def test_less_can_be_seen_of_a_blurred_or_covered_scene():
     clean, blurred, covered = (
-        np.asarray(pictures.picture(Scene(RED_BLUE.things, "left of", condition, 5)), dtype=int)
+        np.asarray(drawing.picture(Scene(RED_BLUE.things, "left of", condition, 5)), dtype=int)
         for condition in ("clean", "blurred", "covered")
     )
     assert np.abs(np.diff(blurred, axis=1)).max() < np.abs(np.diff(clean, axis=1)).max() / 3
-    hidden = (covered == pictures.COVER).all(axis=2).mean()
+    hidden = (covered == drawing.COVER).all(axis=2).mean()
     assert 0.45 < hidden < 0.55
-    outside = ~(covered == pictures.COVER).all(axis=2)
+    outside = ~(covered == drawing.COVER).all(axis=2)
     assert (clean[outside] == covered[outside]).all()
 
 

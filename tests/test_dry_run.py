@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from shards import write_shards
+from drawn_shards import write_shards
 
-from pcmepp_openclip import checkpoints, train
 from pcmepp_openclip.cli import main as pcmepp
+from pcmepp_openclip.runs import checkpoints
+from pcmepp_openclip.training import command as train
 
 
 @pytest.fixture(scope="module")

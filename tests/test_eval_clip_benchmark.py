@@ -5,12 +5,13 @@ import json
 import open_clip
 import pytest
 import torch
+from drawn_shards import SCENES, draw
 from eval_data import captions, write_retrieval, write_zeroshot
 from helpers import REPO, run_python
-from shards import SCENES, draw
 
 import pcmepp_openclip
-from pcmepp_openclip import cli, report
+from pcmepp_openclip import cli
+from pcmepp_openclip.reports import report
 
 
 def train_a_little(steps: int = 150):
@@ -44,7 +45,7 @@ def numbers(tmp_path_factory):
         assert cli.main(["eval", *model, *data, "--out", str(folder / "out"), "--workers", "0"]) == 0
     ours = json.loads((folder / "out/results.json").read_text())
 
-    command = ["-m", "pcmepp_openclip", str(REPO / "tests/benchmark_cli.py"), "eval", *model, "--no_amp"]
+    command = ["-m", "pcmepp_openclip", str(REPO / "tests/support/benchmark_cli.py"), "eval", *model, "--no_amp"]
     command += ["--dataset", "wds/flickr30k", "wds/shapes", "--dataset_root", str(folder / "{dataset}")]
     command += ["--num_workers", "0", "--recall_k", "1", "5", "10", "--output", str(folder / "{dataset}.json")]
     done = run_python(*command)

@@ -11,17 +11,18 @@ from pathlib import Path
 import open_clip
 import pytest
 import torch
+from drawn_shards import SCENES as ALL_SCENES
 from eval_data import CLASSES, TEMPLATES, captions, png, true_matches, write_retrieval, write_tar, write_zeroshot
 from helpers import make_model, mini_config, plain_config, plain_twin
 from hostile_tars import HARMLESS, HOSTILE
 from PIL import Image
 from ranks import Ranks
 from shard_maker import within
-from shards import SCENES as ALL_SCENES
 
-from pcmepp_openclip import cli, report
+from pcmepp_openclip import cli
 from pcmepp_openclip.evaluation import datasets, encode, retrieval, zeroshot
 from pcmepp_openclip.gaussian import Gaussian
+from pcmepp_openclip.reports import report
 
 SCENES = ALL_SCENES[:48]
 

@@ -13,7 +13,7 @@ from helpers import REPO
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from pcmepp_openclip.hub.folder import describe, export
+from pcmepp_openclip.models.export import describe, export
 
 CODE = """
 import os, transformers

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pcmepp_openclip import checkpoints
+from pcmepp_openclip.runs import checkpoints
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shard_maker import pair
 from webdataset.tariterators import base_plus_ext
 
-from pcmepp_openclip.data import causes, tars
+from pcmepp_openclip.data import defects, tars
 from pcmepp_openclip.data.count import count_shard
 from pcmepp_openclip.data.shards import read_samples
 from pcmepp_openclip.evaluation.datasets import read_captioned
@@ -35,7 +35,7 @@ def read_all_ways(place, data: bytes, slow_ways: bool) -> None:
         begun, noted = time.monotonic(), []
         samples = list(read_samples(way, lambda *note, noted=noted: noted.append(note[::2]), retries=0))
         keys.append([sample.key for sample in samples if sample])
-        assert {cause for cause, _ in noted} <= {value for name, value in vars(causes).items() if name.isupper()}
+        assert {cause for cause, _ in noted} <= {value for name, value in vars(defects).items() if name.isupper()}
         assert all(where.isprintable() for _, where in noted)
         assert time.monotonic() - begun < LONGEST_S
     assert keys[0] == keys[-1], "a file and a stream give the same"

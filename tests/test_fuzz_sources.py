@@ -8,9 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from shard_maker import arguments, write_shards
 
-from pcmepp_openclip.data.setup import set_up
 from pcmepp_openclip.data.sizes import MAX_SAMPLES, ShardSize
 from pcmepp_openclip.data.sources import kind, label, parse_sources, shard_key, sibling
+from pcmepp_openclip.data.spec import set_up
 
 PIECES = st.sampled_from(
     [

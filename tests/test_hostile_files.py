@@ -11,10 +11,11 @@ import torch
 import yaml
 from shard_maker import write_shards
 
-from pcmepp_openclip import cli, record
+from pcmepp_openclip import cli
 from pcmepp_openclip.evaluation import encode
 from pcmepp_openclip.gaussian import Gaussian
-from pcmepp_openclip.hub.folder import describe, export
+from pcmepp_openclip.models.export import describe, export
+from pcmepp_openclip.runs import record
 
 ESC = "\x1b[2J\x1b]0;owned\x07\x9b31m"
 EVIL = f"x`|<script>alert(1)</script>\n---\nlicense: evil\n# Owned\n[click](http://evil) {ESC}"

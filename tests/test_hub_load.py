@@ -13,7 +13,7 @@ from open_clip.tokenizer import HFTokenizer
 
 import pcmepp_openclip
 from pcmepp_openclip import cli
-from pcmepp_openclip.hub.folder import export
+from pcmepp_openclip.models.export import export
 
 
 @pytest.fixture(scope="module")
@@ -230,7 +230,7 @@ def test_a_bad_config_is_refused_before_anything_is_built(path, value, words, hu
 
 
 def test_every_config_of_ours_passes(tmp_path):
-    from pcmepp_openclip.host.validate import check_config
+    from pcmepp_openclip.host.config_check import check_config
 
     for path in pcmepp_openclip.MODEL_CONFIGS.glob("*.json"):
         check_config({"model_cfg": json.loads(path.read_text())}, path.name)

@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 
 from pcmepp_openclip import cli
 from pcmepp_openclip.hub import upload
-from pcmepp_openclip.hub.folder import export
+from pcmepp_openclip.models.export import export
 
 FILES = {".gitattributes", "README.md", "open_clip_config.json", "open_clip_model.safetensors"}
 

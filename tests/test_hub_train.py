@@ -10,13 +10,15 @@ from pathlib import Path
 
 import open_clip
 import pytest
+from drawn_shards import write_shards
 from hub_helpers import TOKEN, assert_same_outputs, train_flags
 from huggingface_hub import ModelCard
 from ranks import Ranks
-from shards import write_shards
 
-from pcmepp_openclip import checkpoints, cli, train
-from pcmepp_openclip.hub.pusher import Pusher
+from pcmepp_openclip import cli
+from pcmepp_openclip.runs import checkpoints
+from pcmepp_openclip.training import command as train
+from pcmepp_openclip.training.push import Pusher
 
 UNSEEN = ("--val-frequency", "0")  # where validation is not what is looked at
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pcmepp_openclip import train
 from pcmepp_openclip.host import training
+from pcmepp_openclip.training import command as train
 
 REPO = Path(__file__).parent.parent
 LAUNCH = REPO / "launch"
@@ -47,7 +47,7 @@ def parsed(words):
 def test_every_script_is_clean_shell():
     tracked = subprocess.run(["git", "ls-files", "launch"], cwd=REPO, capture_output=True, text=True, check=True)
     scripts = [REPO / name for name in tracked.stdout.splitlines() if name.endswith((".sh", ".sbatch"))]
-    scripts.append(REPO / "tests/cluster/cluster")
+    scripts.append(REPO / "tests/support/cluster/cluster")
     shellcheck = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     assert shellcheck and len(scripts) > 8
     done = subprocess.run([shellcheck, "-x", *scripts], cwd=REPO, capture_output=True, text=True)

@@ -33,7 +33,7 @@ CASES = list(cases())
 def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "cases.json").write_text(json.dumps(CASES))
-    worker = str(Path(__file__).with_name("rank_worker.py"))
+    worker = str(Path(__file__).parent / "support/rank_worker.py")
     ranks = [subprocess.Popen([sys.executable, worker, str(rank), str(folder)]) for rank in range(max(WORLDS))]
     try:
         assert [rank.wait(timeout=300) for rank in ranks] == [0] * len(ranks)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from pcmepp_openclip import Gaussian, csd
-from pcmepp_openclip.retrieval import bin_correlation, ranks, retrieval_metrics
+from pcmepp_openclip.evaluation.ranking import bin_correlation, ranks, retrieval_metrics
 
 
 def gaussians(n, dim, seed):

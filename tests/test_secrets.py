@@ -9,13 +9,14 @@ import sys
 from urllib.parse import quote
 
 import pytest
+from drawn_shards import write_shards
 from helpers import REPO
 from shard_maker import serve
-from shards import write_shards
 
-from pcmepp_openclip import train
-from pcmepp_openclip.data import protect, redact
-from pcmepp_openclip.data.redact import real
+from pcmepp_openclip.data import protect
+from pcmepp_openclip.system import redact
+from pcmepp_openclip.system.redact import real
+from pcmepp_openclip.training import command as train
 
 WORDS = ["alpha7", "bravo7", "charlie7", "delta7", "echo7"]
 PASSWORD = "alpha7;bravo7'charlie7|delta7 echo7"

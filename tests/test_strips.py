@@ -12,7 +12,7 @@ from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
 
 from pcmepp_openclip.host.data import bounded
-from pcmepp_openclip.hub.folder import export
+from pcmepp_openclip.models.export import export
 
 
 def strip(width: int, height: int) -> bytes:

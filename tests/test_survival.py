@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from drawn_shards import write_csv, write_shards
 from ranks import Ranks
-from shards import write_csv, write_shards
 
-from pcmepp_openclip import checkpoints
+from pcmepp_openclip.runs import checkpoints
 
 
 @pytest.fixture(scope="module")

@@ -67,7 +67,7 @@ def test_clip_benchmark_agrees(demo, tmp_path):
     flags = [f"--{name}={folder}" for name, folder in data.items()]
     assert cli.main(["eval", *weights, *flags, "--out", str(tmp_path / "out"), "--workers", "0"]) == 0
     ours = json.loads((tmp_path / "out/results.json").read_text())
-    command = ["-m", "pcmepp_openclip", str(REPO / "tests/benchmark_cli.py"), "eval", *weights, "--no_amp"]
+    command = ["-m", "pcmepp_openclip", str(REPO / "tests/support/benchmark_cli.py"), "eval", *weights, "--no_amp"]
     theirs = {}
     for name, task in (("retrieval", "zeroshot_retrieval"), ("zeroshot", "zeroshot_classification")):
         place = ["--dataset", f"wds/{name}", "--dataset_root", str(data[name]), "--task", task]

@@ -2,11 +2,12 @@
 
 import pytest
 from browser import faults
+from drawn_shards import SCENES, draw
 from eval_data import write_retrieval, write_zeroshot
 from helpers import make_model
-from shards import SCENES, draw
 
-from pcmepp_openclip import cli, plots, report
+from pcmepp_openclip import cli
+from pcmepp_openclip.reports import plots, report
 
 pytestmark = pytest.mark.system
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from shards import write_shards
+from drawn_shards import write_shards
 
 pytestmark = pytest.mark.system
 
@@ -20,7 +20,7 @@ SAMPLES, BATCH = 256, 8
 
 
 class Cluster:
-    """The cluster of tests/cluster, its jobs, and the shards that they train on."""
+    """The cluster of tests/support/cluster, its jobs, and the shards that they train on."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -31,7 +31,7 @@ class Cluster:
         # The nodes' Python is this one; the number of threads is the launch scripts' to set.
         env = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
         done = subprocess.run(
-            [HERE / "cluster/cluster", verb, self.folder, *command],
+            [HERE / "support/cluster/cluster", verb, self.folder, *command],
             env={**env, "PYTHON": sys.executable, "PYTHONPATH": str(HERE.parent)},
             cwd=self.folder,
             capture_output=True,

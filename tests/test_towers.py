@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from pcmepp_openclip.towers import attend, read_token
+from pcmepp_openclip.models.towers import attend, read_token
 
 N, L, C, HEADS = 5, 11, 24, 4
 

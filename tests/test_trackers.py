@@ -11,7 +11,7 @@ import sys
 import termios
 
 import pytest
-from shards import write_shards
+from drawn_shards import write_shards
 
 
 @pytest.fixture(scope="module")

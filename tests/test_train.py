@@ -8,11 +8,11 @@ import sys
 import open_clip
 import pytest
 import torch
-from shards import write_csv, write_shards
+from drawn_shards import write_csv, write_shards
 
 import pcmepp_openclip as pp
-from pcmepp_openclip import train
 from pcmepp_openclip.host import training
+from pcmepp_openclip.training import command as train
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import sys
 
 import open_clip
 import torch
-from shards import write_shards
+from drawn_shards import write_shards
 
 
 def test_two_ranks_learn_and_leave_a_checkpoint(tmp_path):

@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 
 import pytest
+from drawn_shards import write_shards
 from helpers import REPO
 from ranks import Ranks
-from shards import write_shards
 
-from pcmepp_openclip import checkpoints, lock
+from pcmepp_openclip.runs import checkpoints, lock
 
 ONE = [sys.executable, "-m", "pcmepp_openclip.cli", "train"]
 TWO = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--"]

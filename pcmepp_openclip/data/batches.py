@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, default_collate
 
-from . import causes
+from . import defects
 from .decode import BadImage, decode_image
 from .feeds import DrawFeed, Guard, NothingUsable, PassFeed, Reader, WalkFeed
 from .plan import (
@@ -186,7 +186,7 @@ class Lane:
             attempt += 1
 
     def _decode(self, sample: Sample) -> Tensor | None:
-        job, image, cause = self._job, None, causes.UNFIT_IMAGE
+        job, image, cause = self._job, None, defects.UNFIT_IMAGE
         if (sample.visit, sample.shard, sample.key) in self._undecodable:  # it stood in for another before
             return None
         try:

@@ -3,12 +3,12 @@
 import argparse
 import os.path
 
-from . import causes
+from ..system.redact import real
+from . import defects
 from .count import ShardCount, count_shard
-from .redact import real
-from .setup import is_ours, set_up
 from .shards import IMAGE_SUFFIXES
 from .sources import Source, kind, label, local_path, parse_sources, shown
+from .spec import is_ours, set_up
 
 FIRST_SAMPLES = 20  # of a shard, looked at
 FIRST_SHARDS = 3  # tried where the first cannot be read
@@ -65,7 +65,7 @@ def _what_is_wrong(source: Source, looked: list[ShardCount]) -> str:
     first = read[0]
     cause, indices = max(first.unusable.items(), key=lambda item: len(item[1]))
     where = f"the first {first.samples} samples of {label(first.shard)}"
-    if cause in (causes.NO_IMAGE, causes.NO_CAPTION):
+    if cause in (defects.NO_IMAGE, defects.NO_CAPTION):
         found = ", ".join(f".{shown(suffix)}" for suffix in sorted(first.suffixes)[:20])
         return (
             f"source '{source.name}' needs .txt and one of .{', .'.join(IMAGE_SUFFIXES)}, but {where} hold {found} "

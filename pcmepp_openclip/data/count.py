@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..stops import end_children
-from . import causes
+from ..training.coordination import end_children
+from . import defects
 from .decode import BadImage, decode_image, open_image
 from .shards import IMAGE_SUFFIXES, TEXT_SUFFIX, ShardError, find_fault, read_groups
 from .sizes import SIZES, folder_of, merge_json, report_path, writable, write_json
@@ -75,7 +75,7 @@ def count_shard(shard: str, max_pixels: int, retries: int = 5, most: int | None 
             if count.samples == most:
                 break
     except ShardError as error:
-        count.cause = error.cause if count.samples or error.cause != causes.TRUNCATED_SHARD else causes.NOT_A_TAR
+        count.cause = error.cause if count.samples or error.cause != defects.TRUNCATED_SHARD else defects.NOT_A_TAR
         count.problem = error.where
     finally:
         groups.close()

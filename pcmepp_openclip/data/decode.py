@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from PIL import ExifTags, Image
 
-from . import causes
+from . import defects
 
 # Pillow picks a reader by content, not by name, and some of its readers start programs (Ghostscript for EPS).
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
@@ -37,14 +37,14 @@ def open_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Any:
             warnings.simplefilter("ignore")
             image = Image.open(io.BytesIO(data), formats=FORMATS)
     except Image.DecompressionBombError:
-        raise BadImage(causes.HUGE_IMAGE) from None
+        raise BadImage(defects.HUGE_IMAGE) from None
     except Image.UnidentifiedImageError:
         known = data[:3] == b"\xff\xd8\xff" or data[:4] in (b"\x89PNG", b"RIFF", b"GIF8")
-        raise BadImage(causes.BROKEN_IMAGE if known or not data else causes.UNKNOWN_FORMAT) from None
+        raise BadImage(defects.BROKEN_IMAGE if known or not data else defects.UNKNOWN_FORMAT) from None
     except Exception:
-        raise BadImage(causes.BROKEN_IMAGE) from None
+        raise BadImage(defects.BROKEN_IMAGE) from None
     if image.width * image.height > max_pixels:
-        raise BadImage(causes.HUGE_IMAGE)
+        raise BadImage(defects.HUGE_IMAGE)
     return image
 
 
@@ -68,7 +68,7 @@ def decode_image(
             image.load()
             return _to_rgb(_turned(image) if upright else image)
     except Exception:  # Pillow's plugins raise whatever the damage leads to
-        raise BadImage(causes.BROKEN_IMAGE) from None
+        raise BadImage(defects.BROKEN_IMAGE) from None
 
 
 def _turned(image: Any) -> Any:

@@ -8,8 +8,8 @@ import tarfile
 from collections.abc import Collection, Generator, Iterator
 from typing import NamedTuple
 
-from . import causes, tars
-from .causes import Note
+from . import defects, tars
+from .defects import Note
 from .sources import label, shown
 from .streams import LostShard, MissingShard, open_shard
 
@@ -67,7 +67,7 @@ def read_samples(
                 continue
             if stop is not None and position >= stop:
                 if note_excess:
-                    note(causes.MORE_THAN_COUNTED, 1, label(shard))
+                    note(defects.MORE_THAN_COUNTED, 1, label(shard))
                 return
             position += 1
             if position <= start:
@@ -82,10 +82,10 @@ def read_samples(
             assert caption is not None
             yield Sample(source, shard, group.key, image, caption.decode("utf-8").strip(), visit)
         if stop is not None and position < stop:
-            note(causes.FEWER_THAN_COUNTED, stop - max(position, start), label(shard))
+            note(defects.FEWER_THAN_COUNTED, stop - max(position, start), label(shard))
     except ShardError as error:
         lost = 1 if stop is None else max(1, stop - max(position, start))
-        note(error.cause if seen or error.cause != causes.TRUNCATED_SHARD else causes.NOT_A_TAR, lost, error.where)
+        note(error.cause if seen or error.cause != defects.TRUNCATED_SHARD else defects.NOT_A_TAR, lost, error.where)
     finally:
         groups.close()
 
@@ -93,19 +93,19 @@ def read_samples(
 def find_fault(group: Group) -> str | None:
     """What makes a group of members unusable as a pair, without looking into the image."""
     if group.duplicate:
-        return causes.DUPLICATE_KEY
+        return defects.DUPLICATE_KEY
     images = [suffix for suffix in IMAGE_SUFFIXES if suffix in group.members]
     if not images:
-        return causes.NO_IMAGE
+        return defects.NO_IMAGE
     if TEXT_SUFFIX not in group.members:
-        return causes.NO_CAPTION
+        return defects.NO_CAPTION
     caption = group.members[TEXT_SUFFIX]
     if caption is None or all(group.members[suffix] is None for suffix in images):
-        return causes.HUGE_FILE
+        return defects.HUGE_FILE
     try:
-        return None if caption.decode("utf-8").strip().strip("\0") else causes.EMPTY_CAPTION
+        return None if caption.decode("utf-8").strip().strip("\0") else defects.EMPTY_CAPTION
     except UnicodeDecodeError:
-        return causes.NOT_UTF8
+        return defects.NOT_UTF8
 
 
 class ShardError(Exception):
@@ -124,14 +124,14 @@ def read_groups(
         with open_shard(shard, retries, lambda: note("retry", 0, label(shard))) as file:
             yield from _group(tars.open_tar(file), unusable, start)
     except MissingShard as error:
-        raise ShardError(causes.MISSING_SHARD, str(error)) from None
+        raise ShardError(defects.MISSING_SHARD, str(error)) from None
     except LostShard as error:
-        raise ShardError(causes.LOST_SHARD, str(error)) from None
+        raise ShardError(defects.LOST_SHARD, str(error)) from None
     except tars.Expands as error:
-        raise ShardError(causes.EXPANDS, f"{label(shard)}: {error}") from None
+        raise ShardError(defects.EXPANDS, f"{label(shard)}: {error}") from None
     except tars.ERRORS as error:
         why = str(error) if isinstance(error, tarfile.TarError) else type(error).__name__
-        raise ShardError(causes.TRUNCATED_SHARD, f"{label(shard)}: {why}") from None
+        raise ShardError(defects.TRUNCATED_SHARD, f"{label(shard)}: {why}") from None
 
 
 def _group(tar: tarfile.TarFile, unusable: Collection[int], start: int) -> Iterator[Group]:

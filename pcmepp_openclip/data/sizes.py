@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .redact import redact
+from ..system.redact import redact
 from .sources import Source, kind, local_path, shard_key, shown, sibling
 from .streams import LostShard, MissingShard, read_file
 

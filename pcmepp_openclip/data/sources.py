@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from .redact import printable, redact
+from ..system.redact import printable, redact
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z][\w.-]*)=(?P<pattern>.+)", re.DOTALL)
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")

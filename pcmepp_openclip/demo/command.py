@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..files import check_folder
+from ..system.files import check_folder
 from .dataset import HeldOut, draw_held_out, write_retrieval, write_train, write_zeroshot
 from .scenes import fitting
 
@@ -87,7 +87,7 @@ def evaluate(args: argparse.Namespace, checkpoint: Path, held_out: HeldOut) -> d
 
     from ..evaluation.datasets import read_captioned
     from ..evaluation.encode import Encoder
-    from ..hub.folder import export
+    from ..models.export import export
     from .measure import TARGETS, Truth, measure
     from .pages import write_report
 

@@ -18,7 +18,7 @@ from random import Random
 from PIL import Image
 from tqdm import tqdm
 
-from .pictures import picture
+from .drawing import picture
 from .scenes import COLOURS, SHAPES, Caption, Scene, draw_caption, draw_scene, fitting
 
 SHARD = 4000

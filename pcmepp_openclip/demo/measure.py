@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..evaluation.ranking import bin_correlation
 from ..evaluation.retrieval import precisions
 from ..evaluation.uncertainty import auroc, spearman
 from ..gaussian import Gaussian
-from ..retrieval import bin_correlation
 from .scenes import CONDITIONS
 
 

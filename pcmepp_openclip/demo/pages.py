@@ -5,12 +5,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .. import plots
 from ..gaussian import Gaussian
-from ..report import Picture, Plot, Section, write
+from ..reports import plots
+from ..reports.report import Picture, Plot, Section, write
 from .dataset import CAPTIONS_PER_IMAGE, HeldOut
+from .drawing import picture
 from .measure import TARGETS, Truth, first_is
-from .pictures import picture
 from .scenes import CONDITIONS
 
 LEAD = """This model was trained for a few minutes on drawn scenes with captions, from vague ("a shape") to exact ("a

@@ -15,9 +15,11 @@ from typing import Any
 import open_clip
 import torch
 
-from .. import __version__, files, host, report
+from .. import __version__, host
 from ..host.data import bounded
-from ..model import PCMEppCLIP
+from ..models.pcmepp import PCMEppCLIP
+from ..reports import report
+from ..system import files
 from . import coco, pages
 from .datasets import Captioned, Labelled, read_captioned, read_karpathy, read_labelled
 from .encode import Encoder, ranks

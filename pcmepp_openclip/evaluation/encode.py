@@ -25,9 +25,9 @@ from tqdm import tqdm
 
 from ..data.batches import cut_texts
 from ..data.decode import BadImage, decode_image
-from ..files import save_tensors
 from ..gaussian import Gaussian
-from ..model import PCMEppCLIP
+from ..models.pcmepp import PCMEppCLIP
+from ..system.files import save_tensors
 from .samples import Place
 
 CHUNK = 512

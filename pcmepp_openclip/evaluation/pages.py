@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from .. import plots
 from ..data.decode import decode_image
-from ..report import Picture, Plot, Section
+from ..reports import plots
+from ..reports.report import Picture, Plot, Section
 from . import uncertainty
 from .retrieval import DISTANCES
 from .tasks import Outcome, Side

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..retrieval import bin_correlation
+from .ranking import bin_correlation
 
 KEPT = (0.5, 0.8, 0.9)
 

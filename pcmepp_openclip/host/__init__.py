@@ -58,7 +58,7 @@ _check_host()
 from open_clip import factory, pretrained  # noqa: E402
 from open_clip.model import CLIPTextCfg, CLIPVisionCfg, _build_text_tower, _build_vision_tower  # noqa: E402
 
-from ..checkpoints import Damaged, verified  # noqa: E402
+from ..runs.checkpoints import Damaged, verified  # noqa: E402
 from . import repos  # noqa: E402
 
 CLIP = open_clip.CLIP

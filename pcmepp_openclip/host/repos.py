@@ -15,7 +15,7 @@ from typing import Any
 
 from open_clip import factory
 
-from .validate import ConfigRefused, check_config
+from .config_check import ConfigRefused, check_config
 
 CONFIG = "open_clip_config.json"
 WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors", "model.safetensors")

@@ -75,7 +75,7 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state_dict: dict) -> None:
 
 def stock_setup_logging(*args: Any) -> None:
     """open_clip's, which turns every logger up, less the pages that torch's compiler then prints at exit."""
-    from ..data.redact import redact_logs
+    from ..system.redact import redact_logs
 
     open_clip_train.logger.setup_logging(*args)
     redact_logs()

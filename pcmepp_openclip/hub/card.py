@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..data.redact import printable
+from ..system.redact import printable
 from . import figures
 from .facts import Facts
 

@@ -13,8 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ..data.redact import printable
-from . import folder, source, upload
+from ..models import export
+from ..system.redact import printable
+from . import staging, upload
 
 
 def main(argv: list[str]) -> None:
@@ -37,7 +38,7 @@ def main(argv: list[str]) -> None:
         raise ValueError("--tag names a commit of the repo, which a pull request is not yet: drop one of them.")
     with tempfile.TemporaryDirectory(prefix="pcmepp-push-") as place:
         staged = Path(place)
-        message = source.prepare(source.Wanted(args.what, args.repo, args.license, args.model), staged)
+        message = staging.prepare(staging.Wanted(args.what, args.repo, args.license, args.model), staged)
         message = args.message or message
         if args.dry_run:
             return show(staged, args.repo, message)
@@ -55,4 +56,4 @@ def show(staged: Path, repo_id: str, message: str) -> None:
     for path in files:
         print(f"  {printable(path.relative_to(staged).as_posix()):32} {path.stat().st_size:>15,} bytes")
     print(f"  {'together':32} {sum(path.stat().st_size for path in files):>15,} bytes\n")
-    print(printable((staged / folder.CARD).read_text(encoding="utf-8", errors="replace")))
+    print(printable((staged / export.CARD).read_text(encoding="utf-8", errors="replace")))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from huggingface_hub import get_token
 from huggingface_hub.errors import HfHubHTTPError, HTTPError
 
-from ..data.redact import printable, redact
+from ..system.redact import printable, redact
 
 LONGEST_WAIT = 600.0  # seconds of a Retry-After that are still waited for
 

@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from .. import plots
+from ..reports import plots
 from .facts import Facts
 
 LOSS, UNCERTAINTY = "loss.png", "uncertainty.png"

@@ -78,8 +78,8 @@ def main() -> None:
 def push(message: dict, settings: dict, inbox: Inbox) -> str:
     import tempfile
 
-    from . import source, upload
-    from .pusher import STAGING
+    from ..training.push import STAGING
+    from . import staging, upload
 
     def say(line: str) -> None:
         tell(said=line)
@@ -89,15 +89,15 @@ def push(message: dict, settings: dict, inbox: Inbox) -> str:
     run = Path(settings["run"])
     target = upload.Target(**settings["target"])
     with tempfile.TemporaryDirectory(dir=run, prefix=STAGING) as place:
-        wanted = source.Wanted(Path(message["checkpoint"]), target.repo_id, settings["license"], run=run)
-        text = source.prepare(wanted, Path(place))
+        wanted = staging.Wanted(Path(message["checkpoint"]), target.repo_id, settings["license"], run=run)
+        text = staging.prepare(wanted, Path(place))
         tag = f"step-{message['step']}" if settings["tag"] else None
         return upload.push(Path(place), target, text, tag, say).url
 
 
 def drop(message: dict) -> None:
     """Remove the link to a checkpoint, never the checkpoint itself."""
-    from .pusher import QUEUE
+    from ..training.push import QUEUE
 
     path = Path(message["checkpoint"])
     if path.parent.name == QUEUE:

@@ -1,0 +1,239 @@
+"""What can be pushed, as a folder ready to push: a run, one of its checkpoints, a file of weights, or a `local-dir`."""
+
+import errno
+import json
+import os
+import shutil
+import stat
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import open_clip
+import torch
+from open_clip.tokenizer import HFTokenizer
+
+from .. import host
+from ..host import config_check
+from ..models import export
+from ..runs import checkpoints, record
+from . import card, figures
+from .facts import Facts
+
+KEPT = (export.WEIGHTS, export.CONFIG, export.CARD, figures.LOSS, figures.UNCERTAINTY, *host.repos.TOKENIZER_FILES)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a user asked to push.
+
+    Arguments:
+        path: a run folder, a `.pt` or `.safetensors` file, or a folder with an `open_clip_config.json`.
+        model: the name of the model config, where the file does not know it.
+        run: the run folder that a checkpoint belongs to, where that is not its folder's parent.
+    """
+
+    path: Path
+    repo_id: str
+    license: str = "mit"
+    model: str | None = None
+    run: Path | None = None
+
+
+def prepare(wanted: Wanted, target: Path) -> str:
+    """Write what is to be pushed to the folder `target`; the message of the commit."""
+    host.never_ask()
+    path = wanted.path
+    if (path / export.CONFIG).is_file():
+        return _copy_local_dir(wanted, target)
+    if path.is_dir():
+        found = checkpoints.newest_good(path / "checkpoints")
+        if found is None:
+            raise ValueError(
+                f"{path} holds neither {export.CONFIG} nor a good checkpoints/epoch_N.pt: name a run, a .pt file or a "
+                "local-dir."
+            )
+        return _from_checkpoint(found, wanted, path, target)
+    if not path.is_file():
+        raise ValueError(f"{path}: there is no such file or folder.")
+    run = wanted.run or (path.parent.parent if path.parent.name == "checkpoints" else None)
+    return _from_checkpoint(path, wanted, run, target)
+
+
+def _from_checkpoint(path: Path, wanted: Wanted, run: Path | None, target: Path) -> str:
+    checkpoint = _read(path)
+    about = record.checked(checkpoint.get("about"))
+    training = checkpoint["training"] if isinstance(checkpoint.get("training"), dict) else {}
+    tensors = {str(name).removeprefix("module."): tensor for name, tensor in checkpoint["state_dict"].items()}
+    if not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
+        raise ValueError(f"{path} is no checkpoint: its state_dict holds more than tensors.")
+    config = _config(path, about, wanted.model, tensors)
+    samples, epochs = record.count(training.get("samples_seen")), record.count(checkpoint.get("epoch"))
+    logs = run / "checkpoints" if run else path.parent
+    metrics, bins = _last(logs / record.RESULTS, epochs), _last(logs / record.UNCERTAINTY, epochs)
+    history = [] if samples is None else record.lines(logs / record.HISTORY, "samples", samples)
+    facts = Facts(
+        repo_id=wanted.repo_id,
+        config=config,
+        parameters=sum(tensor.numel() for tensor in tensors.values()),
+        license=wanted.license,
+        about=about,
+        step=record.count(training.get("step")),
+        epochs=epochs,
+        samples_seen=samples,
+        metrics=record.numbers(metrics),
+        history=[numbers for line in history if "samples" in (numbers := record.numbers(line))],
+        bins={name: pair for name, pair in bins.items() if record.is_name(name) and _is_curve(pair)},
+    )
+    tokenizer = _tokenizer(path, config)
+    target.mkdir(parents=True, exist_ok=True)
+    export.write(target, tensors, config, card.write(target, facts), tokenizer)
+    if facts.step is None:
+        return f"Weights of {path.name}"
+    return f"Step {facts.step}: {epochs} epochs, {samples} samples seen"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A checkpoint of a run, or bare weights as one; the optimizer's part stays on the disk, no code is run."""
+    if path.suffix == ".pt" and zipfile.is_zipfile(path):
+        problem = checkpoints.damage(path)
+        if problem:
+            raise checkpoints.Damaged(path, problem)
+        try:
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except Exception as error:
+            raise ValueError(
+                f"{path} is no file of tensors and plain types: {' '.join(str(error).split())[:200]}"
+            ) from None
+        if isinstance(loaded, dict) and isinstance(loaded.get("state_dict"), dict):
+            return loaded
+    return {"state_dict": host.read_state_dict(path)}
+
+
+def _config(path: Path, about: dict, name: str | None, tensors: dict) -> dict:
+    """The model's config, and the certainty that the weights fit it."""
+    if name is None and not about:
+        raise ValueError(f"{path} does not say which model it is of: add --model, as in --model PCMEpp-ViT-B-16.")
+    config = about.get("config")
+    if name is not None:
+        try:
+            with torch.device("meta"):
+                config = export.describe(open_clip.create_model(name, device="meta", pretrained_text=False), name)
+        except RuntimeError as error:  # open_clip's kind for a wrong name
+            raise ValueError(f"--model {name}: {error}") from None
+    try:
+        config = json.loads(json.dumps(config))  # as it will be read: no tuples
+    except (TypeError, ValueError, RecursionError):
+        raise ValueError(f"{path}: its config is not JSON: use --model.") from None
+    _check(config, str(path))
+    try:
+        expected = host.shapes_of(config["model_cfg"])
+    except Exception as error:  # whatever open_clip makes of a config that it was not written for
+        raise ValueError(
+            f"{path}: no model can be built of its config ({type(error).__name__}): use --model."
+        ) from None
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if expected != found:
+        wrong = sorted(key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key))
+        raise ValueError(
+            f"{path} does not fit the model config: {len(wrong)} tensors differ, {wrong[0]} for one. "
+            "Name the config that it was trained with by --model."
+        )
+    return config
+
+
+def _check(config: Any, where: str) -> None:
+    """ValueError for a config that no model of anyone's should be built of."""
+    if host.repos.is_ours(config):
+        return config_check.check_config(config, where)
+    config_check.check_plain_config(config, where)
+    if name := host.named_elsewhere(config["model_cfg"]):
+        raise ValueError(f"The config of {where} is refused: it names another model, {name!r:.60}: use --model.")
+
+
+def _tokenizer(path: Path, config: dict) -> Any:
+    name = config["model_cfg"]["text_cfg"].get("hf_tokenizer_name")
+    if not name:
+        return None
+    try:
+        if Path(name).is_dir():
+            host.repos.check_tokenizer(Path(name), str(path))
+        tokenizer = HFTokenizer(name, trust_remote_code=False)
+    except Exception as error:  # of the library, of any kind
+        reason = " ".join(str(error).split())[:200]
+        if "trust_remote_code" in reason:
+            reason = "it names code to run, and code of others is never run."
+        raise ValueError(f"The tokenizer {name!r:.80} of {path} cannot be loaded: {reason}") from None
+    if "auto_map" in tokenizer.tokenizer.init_kwargs:
+        raise ValueError(f"The tokenizer {name!r:.80} of {path} names code to run (auto_map): it is not pushed.")
+    return tokenizer
+
+
+def _is_curve(pair: Any) -> bool:
+    """Whether it is two lists of numbers, of the same length."""
+    if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, list) for part in pair)):
+        return False
+    return len(pair[0]) == len(pair[1]) > 0 and all(record.is_number(x) for part in pair for x in part)
+
+
+def _last(path: Path, epoch: int | None) -> dict[str, Any]:
+    """The line of the latest epoch, up to the checkpoint's."""
+    found = record.lines(path, "epoch", float("inf") if epoch is None else epoch)
+    merged: dict[str, Any] = {}
+    for line in found:  # zero-shot and retrieval are not measured at the same epochs
+        merged |= line
+    return merged
+
+
+def _copy_local_dir(wanted: Wanted, target: Path) -> str:
+    source = wanted.path
+    if not (source / export.WEIGHTS).is_file():
+        raise ValueError(f"{source} has no {export.WEIGHTS}: only safetensors are pushed, no pickles.")
+    target.mkdir(parents=True, exist_ok=True)
+    for pattern in KEPT:
+        for path in source.glob(pattern):
+            if not (target / path.name).exists():  # it may fit two patterns
+                _copy(path, target / path.name)
+    try:
+        config = json.loads((target / export.CONFIG).read_text(encoding="utf-8"))
+        _check_exported(config, str(source))
+        tensors = host.read_state_dict(target / export.WEIGHTS)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{source} is not a folder that open_clip exports: {error}") from None
+    text_cfg = config["model_cfg"]["text_cfg"]
+    if text_cfg.get("hf_tokenizer_name"):
+        host.repos.check_tokenizer(target, str(source))
+        text_cfg["hf_tokenizer_name"] = host.OWN_TOKENIZER
+        (target / export.CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    if not (target / export.CARD).exists():
+        parameters = sum(tensor.numel() for tensor in tensors.values())
+        facts = Facts(wanted.repo_id, config, parameters, wanted.license)
+        (target / export.CARD).write_text(card.write(target, facts), encoding="utf-8")
+    return f"Weights of {source.resolve().name}"
+
+
+def _check_exported(config: Any, where: str) -> None:
+    if host.repos.is_ours(config):
+        return config_check.check_config(config, where)
+    model = config.get("model_cfg") if isinstance(config, dict) else None
+    if not isinstance(model, dict) or not all(isinstance(model.get(key), dict) for key in ("vision_cfg", "text_cfg")):
+        raise ValueError(f"its {export.CONFIG} has no model_cfg with vision_cfg and text_cfg.")
+
+
+def _copy(source: Path, target: Path) -> None:
+    """A file as it is. A link is not followed: it may lead to anything, and what is pushed may be public."""
+    if source.is_symlink():
+        raise ValueError(f"{source} is a symbolic link, which is not followed: put the file itself in its place.")
+    try:
+        with open(
+            source, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+        ) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ValueError(f"{source} is not a file: remove or rename it.")
+            with target.open("wb") as copy:
+                shutil.copyfileobj(file, copy, 1 << 24)
+    except OSError as error:
+        if error.errno == errno.EISDIR:
+            raise ValueError(f"{source} is not a file: remove or rename it.") from None
+        raise ValueError(f"{source} cannot be copied: {error.strerror}.") from None

@@ -1,0 +1,49 @@
+"""`pcmepp convert`: a PCME++ checkpoint without its log-variance branch, which is a plain open_clip CLIP.
+
+pcmepp convert logs/run/checkpoints/epoch_32.pt clip.safetensors
+python -c "import open_clip; open_clip.create_model('ViT-B-16', pretrained='clip.safetensors')"
+"""
+
+import argparse
+from pathlib import Path
+
+from .. import host
+from ..system import files
+from ..system.redact import printable
+from .pcmepp import is_sigma
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="pcmepp convert", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("source", type=Path, help="a PCME++ checkpoint: .pt of a training run, or .safetensors")
+    parser.add_argument("target", type=Path, help="the file to write: .safetensors or .pt")
+    parser.add_argument("--overwrite", action="store_true", help="replace the target if it exists")
+    args = parser.parse_args(argv)
+    if args.target.exists() and not args.overwrite:
+        raise ValueError(f"{args.target} exists: name another file or add --overwrite.")
+    kept, dropped = to_clip(args.source, args.target)
+    print(f"{args.target}: {len(kept)} tensors of a plain CLIP. Dropped {len(dropped)} of PCME++'s own:")
+    for name in dropped:
+        print(f"  {printable(name)}")
+
+
+def to_clip(source: Path, target: Path) -> tuple[list[str], list[str]]:
+    """Write the plain CLIP within `source` to `target`; the names of the tensors that were kept and dropped."""
+    if target.suffix not in (".safetensors", ".pt"):
+        raise ValueError(f"{target}: the target must end in .safetensors or .pt.")
+    if not target.parent.is_dir():
+        raise ValueError(f"{target}: there is no folder {target.parent}.")
+    if target.is_dir():
+        raise ValueError(f"{target} is a folder: name the file to write.")
+    if not source.is_file():
+        raise ValueError(f"{source}: there is no such file.")
+    files.check_folder(target.parent, "The folder")
+    state_dict = host.read_state_dict(source)
+    dropped = [name for name in state_dict if is_sigma(name)]
+    if not dropped:
+        raise ValueError(f"{source} has no log-variance branch: it is not a PCME++ checkpoint.")
+    kept = {name: tensor.contiguous() for name, tensor in state_dict.items() if not is_sigma(name)}
+    files.save_tensors(kept, target)
+    return list(kept), dropped

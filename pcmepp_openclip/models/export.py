@@ -1,0 +1,76 @@
+"""What a Hub repo holds, as a local folder: the layout that open_clip reads by `hf-hub:` and `local-dir:`.
+
+open_clip_model.safetensors    the weights and nothing else
+open_clip_config.json          {"model_cfg": with its pcmepp_cfg, "preprocess_cfg"}
+tokenizer files                where the model has its own, not CLIP's
+README.md, *.png               the model card
+
+export(model, Path("exported"), "PCMEpp-ViT-B-16")
+open_clip.create_model("local-dir:exported")
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import open_clip
+from torch import Tensor, nn
+
+from .. import host
+from ..system import files
+from .pcmepp import PCMEppCLIP
+
+WEIGHTS = "open_clip_model.safetensors"
+CONFIG = "open_clip_config.json"
+CARD = "README.md"
+PREPROCESSING = ("mean", "std", "interpolation", "resize_mode", "fill_color")  # the size is the model's own
+
+
+def export(model: nn.Module, folder: Path, config: str | dict, card: str | None = None, tokenizer: Any = None) -> Path:
+    """Write `model` to a folder that `open_clip.create_model("local-dir:FOLDER")` reads.
+
+    Arguments:
+        config: the name of the model, such as PCMEpp-ViT-B-16, or its config (`embed_dim`, `vision_cfg`, ...).
+        card: the text of README.md.
+        tokenizer: the model's own, where it is not CLIP's: an `open_clip.tokenizer.HFTokenizer`.
+    """
+    return write(folder, model.state_dict(), describe(model, config), card, tokenizer)
+
+
+def describe(model: nn.Module, config: str | dict) -> dict:
+    """The content of `open_clip_config.json` for a model that was built from `config`, flags and all."""
+    found = open_clip.get_model_config(config) if isinstance(config, str) else config
+    if found is None:
+        raise ValueError(f"There is no model config '{config}': see open_clip.list_models().")
+    model_cfg = json.loads(json.dumps(found))
+    inner: Any = model
+    if isinstance(inner, PCMEppCLIP):
+        model_cfg["pcmepp_cfg"] = dataclasses.asdict(inner.pcmepp_cfg)
+    if getattr(inner, "logit_bias", None) is not None:
+        model_cfg.setdefault("init_logit_bias", -10.0)  # that there is one; its value is among the weights
+    if "hf_model_name" not in model_cfg["text_cfg"] and "multimodal_cfg" not in model_cfg:  # theirs mean another length
+        model_cfg["text_cfg"]["context_length"] = inner.context_length
+    size = inner.visual.image_size
+    height, width = size if isinstance(size, (tuple, list)) else (size, size)
+    model_cfg["vision_cfg"]["image_size"] = height if height == width else [height, width]
+    preprocess_cfg = {name: inner.visual.preprocess_cfg[name] for name in PREPROCESSING}
+    return {"model_cfg": model_cfg, "preprocess_cfg": preprocess_cfg}
+
+
+def write(
+    folder: Path, tensors: Mapping[str, Tensor], config: dict, card: str | None = None, tokenizer: Any = None
+) -> Path:
+    """The folder, from its parts."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = json.loads(json.dumps(config))
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+        config["model_cfg"]["text_cfg"]["hf_tokenizer_name"] = host.OWN_TOKENIZER  # not where it once came from
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    weights = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    files.save_tensors(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    if card is not None:
+        (folder / CARD).write_text(card, encoding="utf-8")
+    return folder

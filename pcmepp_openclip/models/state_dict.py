@@ -1,0 +1,53 @@
+"""What a file's tensors are to a PCME++ model: all of it, a plain CLIP to start from, or neither."""
+
+import logging
+from typing import Any
+
+from .pcmepp import is_sigma
+
+RESIZED = ("positional_embedding", "visual.positional_embedding")  # open_clip interpolates these when they differ
+
+
+def complete_state_dict(model: Any, state_dict: dict) -> dict:
+    """A state dict that `model` loads strictly, or a ValueError in one sentence.
+
+    A file without any log-variance tensor is a plain CLIP: the mean branch takes its weights, the log-variance
+    branch keeps its fresh ones, and one log line says so. A file with some of them is damaged or of another
+    architecture; it is never loaded in part.
+    """
+    own = model.state_dict()
+    missing = [name for name in own if name not in state_dict and name != "logit_bias"]  # open_clip adds that one
+    unknown = [name for name in state_dict if name not in own]
+    if len(missing) == len(own):
+        raise ValueError("it holds none of the model's tensors: not a CLIP or PCME++ checkpoint.")
+    sigma_missing = [name for name in missing if is_sigma(name)]
+    sigma_present = [name for name in own if is_sigma(name) and name in state_dict]
+    if sigma_present and sigma_missing:
+        raise ValueError(
+            f"it has {len(sigma_present)} tensors of the log-variance branch but lacks {len(sigma_missing)}: "
+            f"{', '.join(sigma_missing)}. Use the model config that it was trained with."
+        )
+    plain_missing = [name for name in missing if not is_sigma(name)]
+    if plain_missing or unknown:
+        faults = [f"it lacks {_some(plain_missing)}"] * bool(plain_missing) + [f"unknown are {_some(unknown)}"] * bool(
+            unknown
+        )
+        raise ValueError(f"it is of another architecture: {'; '.join(faults)}.")
+    for name, tensor in state_dict.items():
+        if tensor.shape != own[name].shape and name not in RESIZED and own[name].numel() != tensor.numel():
+            raise ValueError(
+                f"it is of another architecture: {name} is {list(tensor.shape)}, the model's {list(own[name].shape)}."
+            )
+    model.fresh_logvar = bool(sigma_missing)
+    if sigma_missing:
+        logging.info(
+            "Warm start: the mean branch takes the weights of a plain CLIP; the log-variance branch (%d tensors) "
+            "starts fresh.",
+            len(sigma_missing),
+        )
+        state_dict = {**state_dict, **{name: own[name] for name in sigma_missing}}
+    return state_dict
+
+
+def _some(names: list[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,1 @@
+"""HTML reports and the plots in them."""

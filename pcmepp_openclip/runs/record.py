@@ -1,0 +1,224 @@
+"""What a run keeps of itself for those who were not there: in its checkpoints, and in files that grow beside them.
+
+    checkpoint["about"]     config, hyperparameters, data, versions: plain types, nothing of the machine or its user
+    history.jsonl           step, samples and each term of the loss, at open_clip's logging interval
+    uncertainty.jsonl       R@1 by uncertainty, at each validation
+    results.jsonl           open_clip's own: the metrics of each validation
+    validated.jsonl         whether the validation of an epoch is complete: one that was cut off is done again
+
+A run that is resumed goes on in the same files; where it repeats a step or an epoch, the last line counts.
+"""
+
+import contextlib
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+import open_clip
+import torch
+from torch import nn
+
+from .. import data
+from ..models import export
+
+HISTORY, UNCERTAINTY, RESULTS = "history.jsonl", "uncertainty.jsonl", "results.jsonl"
+VALIDATED = "validated.jsonl"
+
+# Arguments that say where and how a run was done, not what was trained.
+OF_THE_MACHINE = re.compile(
+    r"(train_data|val_data|imagenet_v\w+|csv_\w+|cache_dir|logs|name|log_\w+|\w+_path|resume|device|dist_\w+|report_to"
+    r"|wandb\w*|tensorboard\w*|debug|copy_codebase|no_set_device_rank|remote_\w+|rank|local_rank|dry_run|push_to_hub"
+    r"|hub_\w+|save_\w+|keep_most_recent|delete_previous_checkpoint|stall_minutes|trace|train_data_sizes|distributed)"
+)
+
+# What a run is built of: a checkpoint of another does not go on with it. And what matters at its start only.
+FIXED = (
+    *("model", "opt", "siglip", "force_quick_gelu", "force_image_size", "force_context_length"),
+    *("lock_image", "lock_image_unlocked_groups", "lock_text", "lock_text_unlocked_layers"),
+)
+AT_START = ("pretrained", "pretrained_image", "init_a", "init_b", "init_logvar_bias")
+
+_MODEL = re.compile(r"(hf-hub:)?[\w.-]+(/[\w.-]+)?(@[\w.-]+)?")  # a name of a model, an optimizer or of weights
+
+
+def check_fixed(args: dict[str, Any], before: dict[str, Any]) -> None:
+    """ValueError if a run with the hyperparameters `before` cannot be resumed with these arguments."""
+    now = hyperparameters(args)
+    for name in FIXED if before else ():
+        if (now.get(name) or None) != (before.get(name) or None):
+            flag = f"--{name.replace('_', '-')}"
+            was, given = (_words(flag, values.get(name)) for values in (before, now))
+            raise ValueError(
+                f"The run that --resume goes on with was trained {was}, not {given}: give the same, or start a new run "
+                "from its weights by --pretrained and another --name."
+            )
+
+
+def _words(flag: str, value: Any) -> str:
+    if not value:
+        return f"without {flag}"
+    return f"with {flag}" if value is True else f"with {flag} {value}"
+
+
+def changes(now: dict[str, Any], before: dict[str, Any]) -> dict[str, list]:
+    """{name: [before, now]} of the hyperparameters that a resumed run goes on with otherwise."""
+    names = sorted(now.keys() | before.keys()) if before else []
+    return {name: [before.get(name), now.get(name)] for name in names if before.get(name) != now.get(name)}
+
+
+def about(args: Any, model: nn.Module, sources: list[dict], resumed: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What may be told of a run: to be saved with its weights.
+
+    Arguments:
+        resumed: the same of the checkpoint that it was resumed from: what mattered at the start only stays as it was,
+            and what was changed later is listed in "changes", with the step.
+    """
+    from .. import __version__
+
+    config = open_clip.get_model_config(args.model)
+    assert config is not None
+    for flag, key in (("force_quick_gelu", "quick_gelu"), ("force_custom_text", "custom_text")):
+        if getattr(args, flag):
+            config[key] = True
+    versions = {"pcmepp-openclip": __version__, "open_clip_torch": importlib.metadata.version("open_clip_torch")}
+    versions |= {"torch": torch.__version__, "python": platform.python_version()}
+    return {
+        "config": export.describe(model, config),
+        "hyperparameters": in_effect(hyperparameters(vars(args)), (resumed or {}).get("hyperparameters") or {}),
+        "changes": (resumed or {}).get("changes") or [],
+        "data": sources,
+        "versions": {name: str(version) for name, version in versions.items()},
+    }
+
+
+def in_effect(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """The hyperparameters of a run that was resumed: flags for its start have no effect any more."""
+    if not before:
+        return now
+    kept = {name: value for name, value in now.items() if name not in AT_START}
+    return dict(sorted({**kept, **{name: before[name] for name in AT_START if name in before}}.items()))
+
+
+def hyperparameters(args: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that shape what is trained; none of them is a place, a name of someone, or free text."""
+    args = {**args, **(args.get("pcmepp_cfg") or {}), "pcmepp_cfg": None}
+    kept = {name: value for name, value in args.items() if not OF_THE_MACHINE.fullmatch(name) and _is_harmless(value)}
+    for name in ("opt", "model", "pretrained", "distill_pretrained"):  # these have slashes of their own
+        value = args.get(name)
+        if isinstance(value, str) and _MODEL.fullmatch(value):
+            kept[name] = value if not Path(value).exists() else Path(value).name
+        elif value:
+            kept[name] = "a local file"
+    return {name: kept[name] for name in sorted(kept) if kept[name] is not None and kept[name] != ""}
+
+
+def _is_harmless(value: Any, depth: int = 0) -> bool:
+    if isinstance(value, dict):
+        value = [part for pair in value.items() for part in pair]
+    if isinstance(value, (list, tuple)):
+        return depth < 5 and all(_is_harmless(part, depth + 1) for part in value)
+    if isinstance(value, str):
+        return re.fullmatch(r"[\w.,:=+\- ]{0,60}", value) is not None and not value.startswith("hf_")
+    return isinstance(value, (bool, int, float, type(None)))
+
+
+def sources_of(args: Any) -> list[dict]:
+    """Name, samples and share of an epoch of each source of the training data, None where that is not known."""
+    plan = data.sources(args)
+    if plan is not None:
+        return plan
+    return [{"name": args.dataset_type, "samples": args.train_num_samples, "share": 1.0}]
+
+
+def append(path: Path, line: dict[str, Any]) -> None:
+    """A line of a file that grows. What cannot be written is no reason to stop a run."""
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+    except OSError:
+        pass
+
+
+def end_last_line(path: Path) -> None:
+    """So that the next line of a file does not become part of one that was cut off."""
+    with contextlib.suppress(OSError), path.open("rb+") as file:
+        if file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
+            file.write(b"\n")
+
+
+def lines(path: Path, key: str, last: float = math.inf) -> list[dict[str, Any]]:
+    """The lines of such a file up to `last`, the latest word for each value of `key`; damaged ones are left out."""
+    found: dict[float, dict[str, Any]] = {}
+    try:
+        content = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}.") from None
+    for text in content.splitlines():
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):  # a run that was killed while it wrote
+            continue
+        if isinstance(line, dict) and (key not in line or is_number(line[key])):
+            at = line.get(key, math.inf)
+            if at <= last or at == math.inf:
+                found[at] = line
+    return [found[at] for at in sorted(found)]
+
+
+def numbers(line: dict[str, Any]) -> dict[str, float]:
+    """The numbers of such a line that have a name of the usual kind."""
+    return {name: value for name, value in line.items() if is_name(name) and is_number(value)}
+
+
+# What a checkpoint says of itself may be anyone's word.
+
+
+def checked(about: Any) -> dict[str, Any]:
+    """`about` of a checkpoint with what `about` above could have written, all else left out; {} if it is no record."""
+    if not isinstance(about, dict) or not about:
+        return {}
+    found = {name: about[name] if isinstance(about.get(name), dict) else {} for name in ("hyperparameters", "versions")}
+    sources = about["data"] if isinstance(about.get("data"), (list, tuple)) else []
+    return {
+        "config": about.get("config"),
+        "hyperparameters": {
+            name: value
+            for name, value in found["hyperparameters"].items()
+            if is_name(name) and (_is_harmless(value) or (isinstance(value, str) and _MODEL.fullmatch(value)))
+        },
+        "data": [
+            _checked_source(source) for source in sources if isinstance(source, dict) and is_name(source.get("name"))
+        ],
+        "versions": {name: text for name, text in found["versions"].items() if is_name(name) and is_name(text)},
+    }
+
+
+def _checked_source(source: dict) -> dict[str, Any]:
+    return {
+        "name": source["name"],
+        "samples": count(source.get("samples")),
+        "share": _number_or_none(source.get("share")),
+    }
+
+
+def _number_or_none(value: Any) -> Any:
+    return value if is_number(value) else None
+
+
+def count(value: Any) -> int | None:
+    """A whole number from 0 up, or None."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else None
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300  # not NaN either
+
+
+def is_name(value: Any) -> bool:
+    """Whether it is a short word of letters, digits and the few signs that mean nothing in a card."""
+    return isinstance(value, str) and re.fullmatch(r"\w[\w.,:=+@/ -]{0,79}", value, re.ASCII) is not None

@@ -1,0 +1,1 @@
+"""Files, processes and secrets in text: nothing here knows a model."""

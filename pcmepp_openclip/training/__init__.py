@@ -1,0 +1,1 @@
+"""Training by open_clip's loop: the command, and what hooks into that loop."""

@@ -1,0 +1,137 @@
+"""What a user sees of a training run: diagnostics, a progress bar, and the end of a run whose loss is lost."""
+
+import logging
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..losses.collectives import all_reduce
+from ..losses.pcmepp import PCMEppLoss
+from ..runs import checkpoints, record
+from ..system.errors import RunFailed
+
+DROWNED = 0.9  # share of the variance in the CSD above which the means hardly count
+
+
+class NonFiniteLoss(RunFailed):
+    """The loss is not a number any more. Said once, on all ranks, with the step and the terms."""
+
+
+class Monitor:
+    """Watches the loss of open_clip's loop; does nothing to what is computed.
+
+    At open_clip's logging interval: PCME++'s diagnostics, averaged over ranks, to the console, TensorBoard and W&B,
+    and the check that the loss was finite in every step since the last one. Between these steps nothing waits for
+    the device.
+    """
+
+    def __init__(self, args: Any):
+        self.args = args
+        self.loss: Watched  # by `watch`, before the first epoch
+        self.history: Path | None = None  # the file that the loss is recorded in
+        self.warned = False
+
+    def watch(self, loss: nn.Module) -> "Watched":
+        self.loss = Watched(loss)
+        return self.loss
+
+    def check(self) -> None:
+        """Raise on all ranks if the loss of any step so far was not finite. Waits for the device."""
+        self.loss.check(self.args)
+
+    def report(self, step: int, samples: int, tb_writer: Any) -> None:
+        """On every rank, behind a step at the logging interval."""
+        self.check()
+        seen = self.loss.diagnostics()
+        if self.history is not None:
+            terms = {name: value.item() for name, value in self.loss.terms.items()}
+            record.append(self.history, {"step": step, "samples": samples, **terms, **seen})
+        if not seen or self.args.rank != 0:
+            return
+        logging.info(f"PCME++ step {step} " + " ".join(f"{name}: {value:#.5g}" for name, value in seen.items()))
+        scalars = {f"train/{name}": value for name, value in seen.items()}
+        if tb_writer is not None:
+            for name, value in scalars.items():
+                tb_writer.add_scalar(name, value, step)
+        if self.args.wandb:
+            import wandb
+
+            wandb.log(scalars, step=step)
+        if seen["variance_share"] > DROWNED and not self.warned:
+            self.warned = True
+            logging.warning(
+                "The variances drown the means: they are %.0f %% of the distance between an image and a text. Lower "
+                "--init-logvar-bias (now %s) or --vib-weight (now %g).",
+                100 * seen["variance_share"],
+                self.args.pcmepp_cfg.get("init_logvar_bias"),
+                self.args.pcmepp_cfg.get("vib_weight", 0),
+            )
+
+
+class Watched(nn.Module):
+    """A loss that remembers, on its device, the first step at which it was not finite."""
+
+    def __init__(self, loss: nn.Module):
+        super().__init__()
+        self.loss = loss
+        self.step = 0
+        self.first_bad = torch.tensor(math.inf)
+        self.bad_terms: dict[str, Tensor] = {}
+        self.terms: dict[str, Tensor] = {}  # of the last call
+
+    def before_step(self, step: int, logged: bool) -> None:
+        self.step = step
+        if isinstance(self.loss, PCMEppLoss):
+            self.loss.diagnose = logged
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        out = self.loss(*args, **kwargs)
+        terms = {name: value.detach() for name, value in (out if isinstance(out, dict) else {"loss": out}).items()}
+        with torch.no_grad():
+            total = torch.stack(list(terms.values())).sum()
+            if not self.bad_terms:
+                self.first_bad, self.bad_terms = self.first_bad.to(total.device), terms
+            good = torch.isfinite(total) | torch.isfinite(self.first_bad)
+            self.bad_terms = {name: torch.where(good, self.bad_terms[name], terms[name]) for name in terms}
+            self.first_bad = torch.where(good, self.first_bad, float(self.step))
+        self.terms = terms
+        return out
+
+    def check(self, args: Any) -> None:
+        """Raise on all ranks if any of them saw a loss that is not finite. Waits for the device."""
+        first_bad = self.first_bad
+        if args.distributed:
+            first_bad = -all_reduce(-first_bad, "max")
+        if torch.isfinite(first_bad):
+            terms = ", ".join(f"{name} {value.item():g}" for name, value in self.bad_terms.items())
+            raise NonFiniteLoss(
+                f"The loss was not finite at step {first_bad.item():.0f} ({terms}). {last_checkpoint(args)} "
+                "Lower --lr, lengthen --warmup, or set --grad-clip-norm 1; with --precision amp try amp_bf16."
+            )
+
+    def diagnostics(self) -> dict[str, float]:
+        return self.loss.read_diagnostics() if isinstance(self.loss, PCMEppLoss) else {}
+
+
+def last_checkpoint(args: Any) -> str:
+    path = checkpoints.newest_good(Path(args.checkpoint_path))
+    return f"The last good checkpoint is {path}." if path else "No checkpoint had been saved before."
+
+
+def progress_bar(args: Any, epoch: int, batches: int, first: int) -> Any:
+    """Samples of the epoch, samples/s and time left, on rank 0 of a terminal; log lines elsewhere do."""
+    from tqdm import tqdm
+
+    return tqdm(
+        total=batches * args.batch_size * args.world_size,
+        initial=first * args.batch_size * args.world_size,
+        unit=" samples",
+        unit_scale=True,
+        desc=f"epoch {epoch}",
+        disable=args.rank != 0 or not sys.stderr.isatty(),
+        leave=False,
+    )

@@ -1,0 +1,197 @@
+"""`pcmepp train --push-to-hub ORG/NAME`: each finished checkpoint goes to the Hub while training goes on.
+
+All that takes time, conversion, hashing and network, happens in one child process of low priority (`worker.py`). The
+training process links a checkpoint to a place where the run does not delete it, writes one line to a pipe, and logs
+what comes back. Neither a slow Hub nor a dead child is ever waited for, but for a bounded time at the run's end.
+"""
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..hub import upload
+from ..hub.errors import GivenUp, Passing
+from .coordination import kept_from_children
+
+AT_END = 3600.0  # seconds that the last push may take when a run is through
+ON_STOP = 45.0  # the same where the run was asked to stop, and may be killed soon
+QUEUE, STAGING = "hub-queue", ".hub-"  # in the run folder: links to checkpoints; prefix of folders being made
+FIRST_WORD = 15.0  # seconds that the check before the first step waits for the Hub
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("Hugging Face Hub (the token is that of HF_TOKEN or `hf auth login`)")
+    group.add_argument("--push-to-hub", metavar="ORG/NAME", help="push every finished checkpoint to this repo")
+    group.add_argument("--hub-private", action="store_true", help="make the repo private, if it has to be made")
+    group.add_argument("--hub-branch", metavar="NAME", help="push to this branch, made if it is not there")
+    group.add_argument("--hub-tag", action="store_true", help="tag every pushed checkpoint, as in step-2000")
+    group.add_argument("--hub-license", metavar="ID", default="mit", help="for the model card (default: mit)")
+
+
+def target_of(args: Any) -> upload.Target | None:
+    if args.push_to_hub is None:
+        return None
+    if not args.logs or args.logs.lower() == "none":
+        raise ValueError("--push-to-hub pushes the checkpoints of the run: give it a folder by --logs.")
+    return upload.Target(args.push_to_hub, private=args.hub_private, branch=args.hub_branch)
+
+
+def check(args: Any) -> None:
+    """Before the first step: may this token write there? ValueError if not; a Hub out of reach is only said."""
+    target = target_of(args)
+    if target is None or args.dry_run:
+        return
+    try:
+        upload.check(target, silence=FIRST_WORD)
+    except GivenUp as error:
+        raise ValueError(f"--push-to-hub: {error}") from None
+    except Passing as passing:
+        print(
+            f"pcmepp train: --push-to-hub {target.repo_id}: {passing}. Training starts all the same; every checkpoint "
+            "tries again.",
+            file=sys.stderr,
+        )
+
+
+class Pusher:
+    """The training process's side. Of no effect without --push-to-hub and on other ranks than 0.
+
+    Arguments:
+        args: open_clip's arguments and ours; the run folder is known once `start` is called.
+    """
+
+    def __init__(self, args: Any):
+        self.args = args
+        self.target = target_of(args) if args.rank == 0 else None
+        self.process: subprocess.Popen | None = None
+        self.held: tuple[Path, int] | None = None
+        self.offered: int | None = None  # the step of the last checkpoint that was handed over
+        self.pushed: int | None = None  # of the last one that arrived
+        self.said = ""
+        self.finishing = False
+
+    @property
+    def run(self) -> Path:
+        return Path(self.args.logs) / self.args.name
+
+    @property
+    def queue(self) -> Path:
+        return self.run / QUEUE
+
+    @property
+    def by_hand(self) -> str:
+        assert self.target is not None
+        return f"`pcmepp push {self.run} {' '.join(self.target.words)}`"
+
+    def start(self) -> None:
+        """Once, when the run folder is known."""
+        if self.target is None or self.process is not None:
+            return
+        self._clear()  # what a run that was killed has left
+        command = [sys.executable, "-m", "pcmepp_openclip.hub.worker"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        with kept_from_children():
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=environment,
+                start_new_session=True,  # Ctrl-C ends the run, which then ends it
+            )
+        target = {"repo_id": self.target.repo_id, "private": self.target.private, "branch": self.target.branch}
+        self._tell(target=target, run=str(self.run), license=self.args.hub_license, tag=self.args.hub_tag)
+        threading.Thread(target=self._listen, args=(self.process,), daemon=True).start()
+
+    def offer(self, checkpoint: Path, step: int, hold: bool = False) -> None:
+        """Hand a finished checkpoint over, at once or, with `hold`, when its validation is done."""
+        if self.target is None:
+            return
+        self.start()
+        staged = self.queue / f"{step}.pt"
+        try:
+            self.queue.mkdir(exist_ok=True)
+            staged.unlink(missing_ok=True)
+            os.link(checkpoint, staged)
+        except OSError:  # a file system without links: it is pushed if it is still there when its turn comes
+            staged = checkpoint
+        self.held = staged, step
+        self.offered = step
+        if not hold:
+            self.release()
+
+    def release(self) -> None:
+        """Hand over what was held back."""
+        if self.held is not None:
+            (staged, step), self.held = self.held, None
+            self._tell(checkpoint=str(staged), step=step)
+            logging.info("Hub: step %d is ready to be pushed.", step)
+
+    def finish(self, seconds: float, hurry: Callable[[], bool] = lambda: False) -> None:
+        """Let the last push end, for so long at most, less once `hurry` is true; then say what is there."""
+        if self.target is None or self.process is None:
+            return
+        self.release()
+        self.finishing = True
+        self._tell(finish=True)
+        if self.pushed != self.offered and self.process.poll() is None:
+            logging.info("Hub: pushing the last checkpoint to %s, for %d s at most.", self.target.repo_id, seconds)
+        end, hurried = time.monotonic() + seconds, False
+        while self.process.poll() is None and time.monotonic() < end:
+            time.sleep(0.05)
+            if not hurried and hurry():
+                end, hurried = min(end, time.monotonic() + ON_STOP), True
+        self.process.kill()
+        self.process.wait()
+        if self.offered is None:
+            logging.info("Hub: there was no new checkpoint to push to %s.", self.target.repo_id)
+        elif self._arrived():
+            logging.info("Hub: %s holds the last checkpoint, step %d.", self.target.repo_id, self.offered)
+        else:
+            logging.warning("Hub: the last checkpoint is not on the Hub yet: run %s.", self.by_hand)
+        self._clear()
+
+    def _clear(self) -> None:
+        for place in (self.queue, *self.run.glob(f"{STAGING}*")):
+            shutil.rmtree(place, ignore_errors=True)
+
+    def _arrived(self) -> bool:
+        for _ in range(20):  # the word of it may still be on its way through the thread
+            if self.pushed == self.offered:
+                return True
+            time.sleep(0.05)
+        return False
+
+    def _tell(self, **message: Any) -> None:
+        assert self.process is not None and self.process.stdin is not None
+        with contextlib.suppress(OSError):  # it is dead, which `_listen` has said
+            self.process.stdin.write(json.dumps(message) + "\n")
+            self.process.stdin.flush()
+
+    def _listen(self, process: subprocess.Popen) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            word = json.loads(line)
+            if "pushed" in word:
+                self.pushed, self.said = word["pushed"], ""
+                logging.info("Hub: pushed step %d: %s", word["pushed"], word["url"])
+            elif word["said"] != self.said:  # once is enough
+                self.said = word["said"]
+                logging.warning("Hub: %s Training goes on.", self.said)
+        if not self.finishing:
+            process.wait()
+            logging.warning(
+                "Hub: the process that pushes has ended (code %s). Training goes on; afterwards run %s.",
+                process.returncode,
+                self.by_hand,
+            )

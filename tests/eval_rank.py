@@ -1,9 +1,0 @@
-"""`pcmepp eval` for `ranks.py`: without figures, in chunks so small that a small dataset has work for several ranks."""
-
-from pcmepp_openclip import report
-from pcmepp_openclip.evaluation import encode
-from pcmepp_openclip.evaluation.command import main
-
-encode.CHUNK = 16
-report.write = lambda folder, *args: folder / "index.html"
-__all__ = ["main"]
