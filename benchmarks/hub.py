@@ -111,7 +111,7 @@ def training() -> tuple[Callable[[], None], Callable[[int], dict[str, Any]]]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     image = torch.randn(BATCH, 3, 32, 32)
     text = open_clip.tokenize([f"a picture of {i}" for i in range(BATCH)], context_length=32)
-    about: dict[str, Any] = {"config": export.describe(model, "PCMEpp-tiny")}
+    about: dict[str, Any] = {"config": export.model_config_of(model, "PCMEpp-tiny")}
     about |= {"hyperparameters": {}, "data": [], "versions": {}}
 
     def step() -> None:

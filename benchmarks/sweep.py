@@ -1,5 +1,5 @@
-"""`python -m benchmarks.sweep [--steps 1000] [--lr 1e-3] [match_weight=10 init_a=5 ...]`: what the uncertainty of
-PCMEpp-tiny comes to mean under other settings.
+"""`python -m benchmarks.sweep [--steps 1000] [--lr 1e-3] [match_weight=10 init_match_scale=5 ...]`: what the
+uncertainty of PCMEpp-tiny comes to mean under other settings.
 
 One run trains the model on the demo's scenes, held in memory, with the optimiser and schedule of `pcmepp demo`, and
 prints the numbers of `pcmepp_openclip.demo.measure` on held-out scenes as a row of CSV. It differs from the demo in

@@ -25,11 +25,11 @@ if not launcher.starting():  # `python -m pcmepp_openclip` hands over to another
     from .losses.pseudo_positives import pseudo_positive_targets
     from .losses.vib import vib
     from .models.pcmepp import PCMEppCLIP
-    from .models.state_dict import complete_state_dict
+    from .models.state_dict import reconcile_state_dict
 
     _installed = Path(__file__).parent / "model_configs"
     MODEL_CONFIGS = _installed if _installed.is_dir() else Path(__file__).parent.parent / "model_configs"
-    host.register(PCMEppCLIP, create_loss, complete_state_dict, MODEL_CONFIGS)
+    host.register(PCMEppCLIP, create_loss, reconcile_state_dict, MODEL_CONFIGS)
 
     __all__ = [
         "MODEL_CONFIGS",

@@ -17,7 +17,7 @@ class PCMEppCfg:
         init_logvar_bias: start of a learnable bias, [D], on the log-variances of both towers; null for no
             such parameter, as in the released weights. At 0 the variances drown the means (512 a side
             against at most 4), at -10 they start at 0.02 a side.
-        init_a, init_b: start of the scale and shift of the matching logit -a d + b.
+        init_match_scale, init_match_shift: start of the scale and shift of the matching logit -a d + b.
         contrastive_weight, match_weight, vib_weight, pp_weight: default weights of the loss's terms; the first is
             InfoNCE's.
         reduction: of the matching loss, "mean" or "sum", see `matching_loss`.
@@ -25,8 +25,8 @@ class PCMEppCfg:
 
     head_layers: int
     init_logvar_bias: float | None
-    init_a: float = 1.0
-    init_b: float = 1.0
+    init_match_scale: float = 1.0
+    init_match_shift: float = 1.0
     contrastive_weight: float = 1.0
     match_weight: float = 1.0
     vib_weight: float = 1e-6
@@ -48,8 +48,8 @@ class PCMEppCfg:
             raise ValueError("pcmepp_cfg gives every term of the loss a weight of 0, so there is nothing to train.")
         if self.reduction not in ("mean", "sum"):
             raise ValueError(f"pcmepp_cfg.reduction must be 'mean' or 'sum', not {self.reduction!r:.40}.")
-        if self.init_a <= 0:
-            raise ValueError(f"pcmepp_cfg.init_a must be positive, not {self.init_a!r:.40}.")
+        if self.init_match_scale <= 0:
+            raise ValueError(f"pcmepp_cfg.init_match_scale must be positive, not {self.init_match_scale!r:.40}.")
 
     @classmethod
     def parse(cls, block: Any) -> "PCMEppCfg":

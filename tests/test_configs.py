@@ -33,10 +33,10 @@ def one_sentence(error) -> str:
         ({**GOOD, "head_layers": 3}, ["head_layers", "below the towers' 3 and 3 layers"]),
         ({**GOOD, "init_logvar_bias": "low"}, ["init_logvar_bias", "'low'"]),
         ({**GOOD, "init_logvar_bias": float("nan")}, ["init_logvar_bias", "nan"]),
-        ({**GOOD, "init_a": 0}, ["init_a", "positive"]),
-        ({**GOOD, "init_a": None}, ["init_a", "None"]),
-        ({**GOOD, "init_b": float("inf")}, ["init_b", "inf"]),
-        ({**GOOD, "init_b": [1]}, ["init_b", "[1]"]),
+        ({**GOOD, "init_match_scale": 0}, ["init_match_scale", "positive"]),
+        ({**GOOD, "init_match_scale": None}, ["init_match_scale", "None"]),
+        ({**GOOD, "init_match_shift": float("inf")}, ["init_match_shift", "inf"]),
+        ({**GOOD, "init_match_shift": [1]}, ["init_match_shift", "[1]"]),
         ({**GOOD, "vib_weight": -1e-6}, ["vib_weight", "negative"]),
         ({**GOOD, "contrastive_weight": 0, "match_weight": 0, "vib_weight": 0}, ["every term", "nothing to train"]),
         ({**GOOD, "match_weight": False}, ["match_weight", "False"]),
@@ -53,8 +53,16 @@ def test_a_mistake_in_the_block_names_the_key(block, words):
 
 
 def test_every_key_is_optional_or_checked():
-    cfg = PCMEppCfg.parse({**GOOD, "init_a": 5, "init_b": -5, "match_weight": 2, "vib_weight": 1e-4, "pp_weight": 0.1})
-    assert (cfg.init_a, cfg.init_b, cfg.match_weight, cfg.vib_weight, cfg.pp_weight) == (5, -5, 2, 1e-4, 0.1)
+    cfg = PCMEppCfg.parse(
+        {**GOOD, "init_match_scale": 5, "init_match_shift": -5, "match_weight": 2, "vib_weight": 1e-4, "pp_weight": 0.1}
+    )
+    assert (cfg.init_match_scale, cfg.init_match_shift, cfg.match_weight, cfg.vib_weight, cfg.pp_weight) == (
+        5,
+        -5,
+        2,
+        1e-4,
+        0.1,
+    )
     assert PCMEppCfg.parse({"head_layers": 2, "init_logvar_bias": None}).init_logvar_bias is None
 
 

@@ -250,8 +250,8 @@ def test_the_share_of_bad_samples_that_ends_a_run_is_a_setting(tmp_path):
     pattern, _ = write_bad(tmp_path / "d", defects.BROKEN_IMAGE)
     (tmp_path / "d/sizes.json").write_text(json.dumps({f"{i:05d}.tar": 13 for i in range(4)}))
     assert captions(load(arguments(pattern)))
-    with pytest.raises(ValueError, match=r"--train-data-max-bad 0.1 allows: .*broken image"):
-        captions(load(arguments(pattern, "--train-data-max-bad", "0.1")))
+    with pytest.raises(ValueError, match=r"--train-data-max-bad-fraction 0.1 allows: .*broken image"):
+        captions(load(arguments(pattern, "--train-data-max-bad-fraction", "0.1")))
 
 
 def test_details_once_each_and_a_summary_each_epoch(tmp_path, caplog):

@@ -90,7 +90,7 @@ def test_an_exact_pass_resumes_at_any_batch_without_decoding_what_it_skips(shard
         return jitter(image)
 
     def epoch(**where):
-        data = load(arguments(shards, "--train-data-shuffle", shuffle), counted)
+        data = load(arguments(shards, "--train-data-shuffle-buffer", shuffle), counted)
         data.set_epoch(3, **where)
         return list(data.dataloader)
 
@@ -108,7 +108,7 @@ def test_a_resumed_pass_does_not_read_what_lies_behind_it(tmp_path):
     write_shards(tmp_path / "d", [40] * 10)
     (tmp_path / "d/sizes.json").write_text(json.dumps({f"{i:05d}.tar": 40 for i in range(10)}))
     with serve(tmp_path) as server:
-        args = arguments(f"d={server.url}/d/{{00000..00009}}.tar", "--train-data-shuffle", "30", batch_size=50)
+        args = arguments(f"d={server.url}/d/{{00000..00009}}.tar", "--train-data-shuffle-buffer", "30", batch_size=50)
         data = load(args)
         data.set_epoch(0, first_batch=7)
         assert len(captions(data)) == 1
@@ -120,7 +120,7 @@ def test_a_pass_with_undecodable_images_resumes_the_same(tmp_path):
         samples = [pair(f"{number}{i:02d}", image=b"\xff\xd8\xff broken" if i % 5 == 2 else None) for i in range(30)]
         write_tar(tmp_path / f"d/{number}.tar", samples)
     (tmp_path / "d/sizes.json").write_text(json.dumps({f"{i}.tar": 30 for i in range(4)}))
-    data = load(arguments(f"{tmp_path}/d/{{0..3}}.tar", "--train-data-shuffle", "40"))
+    data = load(arguments(f"{tmp_path}/d/{{0..3}}.tar", "--train-data-shuffle-buffer", "40"))
     whole = captions(data)
     data.set_epoch(0, first_batch=11)
     assert captions(data) == whole[11:]
@@ -143,7 +143,7 @@ def go_on(shards, state, stop, *, world_size, accum=1, shuffle, **changed):
     """An epoch from `state` on, on all ranks, for `stop` batches or to its end: captions, state, first batch, how."""
     seen = []
     for rank in range(world_size):
-        flags = ("--train-data-shuffle", shuffle)
+        flags = ("--train-data-shuffle-buffer", shuffle)
         data = load(arguments(shards, *flags, world_size=world_size, rank=rank, **changed))
         first, how = (0, "") if state is None else data.dataloader.resume(3, state, accum)
         data.set_epoch(3, first_batch=first)
@@ -232,7 +232,7 @@ def test_short_resampled_epochs_do_not_favour_the_beginning_of_shards(tmp_path):
     """Epochs of 8 samples over shards of 100: reading each from its beginning would show the first ones only."""
     pattern = write_shards(tmp_path / "d", [100, 10])
     (tmp_path / "d/sizes.json").write_text(json.dumps({"00000.tar": 100, "00001.tar": 10}))
-    flags = ("--train-data-shuffle", "2")
+    flags = ("--train-data-shuffle-buffer", "2")
     data = load(arguments(pattern, *flags, dataset_resampled=True, train_num_samples=8, batch_size=8))
     places = []
     for epoch in range(250):

@@ -10,13 +10,13 @@ from shard_maker import arguments, flat, load, pair, serve, within, write_shards
 
 from pcmepp_openclip import cli
 from pcmepp_openclip.data import defects
-from pcmepp_openclip.data.shards import read_samples
+from pcmepp_openclip.data.shards import iter_samples
 
 
 def read(place: str) -> tuple[list[str], list[tuple[str, str]]]:
     """The keys of the usable samples, and what was noted."""
     noted = []
-    samples = read_samples(place, lambda cause, count, where: noted.append((cause, where)), retries=0)
+    samples = iter_samples(place, lambda cause, count, where: noted.append((cause, where)), retries=0)
     return [sample.key for sample in samples if sample is not None], noted
 
 

@@ -11,7 +11,7 @@ import pytest
 from shard_maker import arguments, captions, flat, load, pair, serve, write_shards, write_tar
 
 from pcmepp_openclip import cli
-from pcmepp_openclip.data import check, protect
+from pcmepp_openclip.data import check_data, protect
 from pcmepp_openclip.system import redact
 from pcmepp_openclip.system.redact import real, redact_logs
 
@@ -58,7 +58,7 @@ def test_arguments_show_no_secret_and_training_still_reads(tmp_path):
         args = protect(arguments(url))
         assert SECRET not in str(vars(args)) and SECRET not in json.dumps(vars(args))
         assert real(args.train_data) == url
-        check(args)
+        check_data(args)
         assert len(flat(load(args))) == 8
 
 
@@ -124,7 +124,7 @@ def test_errors_and_summaries_hold_no_secret(tmp_path, caplog, capsys):
             f"https://{SECRET}@h/{{0.tar",
         ):
             with pytest.raises(ValueError) as error:
-                check(arguments(pattern, "--train-data-retries", "0", train_num_samples=1))
+                check_data(arguments(pattern, "--train-data-retries", "0", train_num_samples=1))
             assert SECRET not in str(error.value)
             assert cli.main(["data", "count", pattern, "--retries", "0", "--output", str(tmp_path / "o.json")]) in (
                 1,
@@ -132,7 +132,7 @@ def test_errors_and_summaries_hold_no_secret(tmp_path, caplog, capsys):
             )
         with pytest.raises(ValueError) as error:
             (tmp_path / "d/sizes.json").unlink()
-            check(arguments(url))
+            check_data(arguments(url))
         assert SECRET not in str(error.value)
     shown = capsys.readouterr()
     assert SECRET not in caplog.text + shown.out + shown.err

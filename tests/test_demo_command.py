@@ -30,9 +30,9 @@ def runs(tmp_path_factory):
 def test_the_same_seed_gives_the_same_numbers(runs):
     one, two = (json.loads((folder / "demo.json").read_text()) for folder in runs)
     assert one == two and one["seed"] == 3 and one["steps"] == 2
-    assert set(one["reached"]) == {target.name for target in measure.TARGETS}
+    assert set(one["reached"]) == {target.name for target in measure.GOALS}
     for name, reached in one["reached"].items():
-        target = next(target for target in measure.TARGETS if target.name == name)
+        target = next(target for target in measure.GOALS if target.name == name)
         assert reached == target.reached(one["numbers"][name])
 
 
@@ -47,7 +47,7 @@ def test_the_exported_folder_is_the_trained_model(runs):
 def test_the_report_says_what_was_reached(runs):
     page = (runs[0] / "report/index.html").read_text()
     result = json.loads((runs[0] / "demo.json").read_text())
-    for target in measure.TARGETS:
+    for target in measure.GOALS:
         assert target.words in page and f"{result['numbers'][target.name]:.2f}" in page
     assert page.count("<td>not reached</td>") == sum(not reached for reached in result["reached"].values())
     for name in ("captions", "pictures", "bins"):
@@ -81,5 +81,5 @@ def test_a_training_that_fails_is_said(monkeypatch, tmp_path, capfd):
 
 
 def test_the_report_survives_numbers_that_do_not_exist():
-    section = pages._targets({target.name: math.nan for target in measure.TARGETS})
+    section = pages._targets({target.name: math.nan for target in measure.GOALS})
     assert all(row[-1] == "not reached" and row[1] == "nan" for row in section.rows)

@@ -81,8 +81,8 @@ def test_against_hits():
     got = dict(uncertainty.against_hits(u, hit))
     assert got["bin_correlation"] < -0.9 and got["miss_AUROC"] > 0.75
     order = u.argsort()
-    assert got["hits_of_80%_most_certain"] == pytest.approx(hit[order[:800]].mean().item())
-    assert got["hits_of_50%_most_certain"] > got["hits_of_90%_most_certain"] > got["hits_of_all"]
+    assert got["hits_at_80%_coverage"] == pytest.approx(hit[order[:800]].mean().item())
+    assert got["hits_at_50%_coverage"] > got["hits_at_90%_coverage"] > got["hits_of_all"]
     assert got["hits_of_all"] == pytest.approx(hit.mean().item())
 
 
@@ -100,5 +100,5 @@ def test_a_caption_that_occurs_often_counts_once():
     captions = ["a b", "a b", "a b", "a", "a b c"]
     u = torch.tensor([2.0, 2, 2, 3, 1])
     got = dict(uncertainty.of_captions(u, captions, [5, 5, 5, 9, 2]))
-    assert got == {"words_Spearman": pytest.approx(-1), "matches_Spearman": pytest.approx(1)}
-    assert "matches_Spearman" not in dict(uncertainty.of_captions(u, captions, None))
+    assert got == {"spearman_caption_length": pytest.approx(-1), "spearman_matches": pytest.approx(1)}
+    assert "spearman_matches" not in dict(uncertainty.of_captions(u, captions, None))

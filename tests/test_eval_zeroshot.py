@@ -93,9 +93,9 @@ def test_every_method_against_loops(case):
         "top_5_certain": by(certain(prompts, [5] * CLASSES)),
         "certainty_weighted": by((1 / uncertainty).tolist()),
         "top_K_chosen_on_validation": by(certain(prompts, [k_all] * CLASSES)),
-        "best_K_a_class": by(certain(prompts, ks)),
-        "oracle_best_K_a_class": by(certain(prompts, oracle_ks)),
-        "oracle_best_accuracy_a_class": oracle,
+        "best_K_per_class": by(certain(prompts, ks)),
+        "oracle_best_K_per_class": by(certain(prompts, oracle_ks)),
+        "oracle_best_accuracy_per_class": oracle,
     }
     assert {name: got[name] for name in expected} == pytest.approx(expected)
     rest = {"all_prompts_top5", "all_prompts_mean_per_class", "bprw", "bprw_unlabelled"}
@@ -115,7 +115,7 @@ def test_top5_and_mean_per_class(case):
         [row[0] == c for row, label in zip(ranking.tolist(), labels, strict=True) if label == c] for c in range(CLASSES)
     ]
     assert got["all_prompts_mean_per_class"] == pytest.approx(sum(sum(x) / len(x) for x in own) / CLASSES)
-    assert "bprw" not in got and "best_K_a_class" not in got  # without a validation split
+    assert "bprw" not in got and "best_K_per_class" not in got  # without a validation split
 
 
 def test_a_plain_clip_has_the_methods_of_the_mean(case):

@@ -13,7 +13,7 @@ from helpers import REPO
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from pcmepp_openclip.models.export import describe, export
+from pcmepp_openclip.models.export import export_model, model_config_of
 
 CODE = """
 import os, transformers
@@ -77,7 +77,7 @@ def test_code_of_others_is_never_run_and_nobody_is_asked(hub, model, tmp_path):
     config["text_cfg"]["hf_tokenizer_name"] = "own"
     names = []
     for number, auto_map in enumerate(["evil/code--evil.Tok", "vocab.Tok"]):
-        folder = export(model, tmp_path / f"exported{number}", config)
+        folder = export_model(model, tmp_path / f"exported{number}", config)
         tokenizer_files(folder, auto_map)
         (folder / "vocab.py").write_text(CODE)
         hub.add(f"evil/tokenizer{number}", {path.name: path.read_bytes() for path in folder.iterdir()})
@@ -86,10 +86,10 @@ def test_code_of_others_is_never_run_and_nobody_is_asked(hub, model, tmp_path):
     tokenizer_files(tmp_path / "exported0", None)
     (tmp_path / "exported0/config.json").write_text(json.dumps(mapped))
     hub.add("evil/text", {"config.json": json.dumps(mapped).encode()})
-    about = {"config": describe(model, config)}
+    about = {"config": model_config_of(model, config)}
     about["config"]["model_cfg"]["text_cfg"]["hf_tokenizer_name"] = "evil/tokenizer0"
     torch.save({"state_dict": model.state_dict(), "about": about}, tmp_path / "tokenizer.pt")
-    plain = describe(model, "PCMEpp-tiny")
+    plain = model_config_of(model, "PCMEpp-tiny")
     del plain["model_cfg"]["pcmepp_cfg"]
     plain["model_cfg"]["text_cfg"]["hf_model_name"] = "evil/text"
     torch.save({"state_dict": {"x": torch.zeros(1)}, "about": {"config": plain}}, tmp_path / "text.pt")

@@ -14,7 +14,7 @@ from webdataset.tariterators import base_plus_ext
 
 from pcmepp_openclip.data import defects, tars
 from pcmepp_openclip.data.count import count_shard
-from pcmepp_openclip.data.shards import read_samples
+from pcmepp_openclip.data.shards import iter_samples
 from pcmepp_openclip.evaluation.datasets import read_captioned
 
 LONGEST_S = 3.0
@@ -33,7 +33,7 @@ def read_all_ways(place, data: bytes, slow_ways: bool) -> None:
     keys = []
     for way in ways:
         begun, noted = time.monotonic(), []
-        samples = list(read_samples(way, lambda *note, noted=noted: noted.append(note[::2]), retries=0))
+        samples = list(iter_samples(way, lambda *note, noted=noted: noted.append(note[::2]), retries=0))
         keys.append([sample.key for sample in samples if sample])
         assert {cause for cause, _ in noted} <= {value for name, value in vars(defects).items() if name.isupper()}
         assert all(where.isprintable() for _, where in noted)

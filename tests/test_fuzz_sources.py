@@ -10,7 +10,7 @@ from shard_maker import arguments, write_shards
 
 from pcmepp_openclip.data.sizes import MAX_SAMPLES, ShardSize
 from pcmepp_openclip.data.sources import kind, label, parse_sources, shard_key, sibling
-from pcmepp_openclip.data.spec import set_up
+from pcmepp_openclip.data.spec import resolve
 
 PIECES = st.sampled_from(
     [
@@ -77,7 +77,7 @@ def test_any_bytes_for_sizes_are_numbers_or_one_sentence(folder, sizes, report):
 
 def read(folder) -> None:
     try:
-        setup = set_up(arguments(f"{folder}/{{00000..00001}}.tar"))
+        setup = resolve(arguments(f"{folder}/{{00000..00001}}.tar"))
     except ValueError as error:
         assert "sizes" in str(error) and str(error).isprintable() and len(str(error)) < 1000
         return

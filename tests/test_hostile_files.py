@@ -14,7 +14,7 @@ from shard_maker import write_shards
 from pcmepp_openclip import cli
 from pcmepp_openclip.evaluation import encode
 from pcmepp_openclip.gaussian import Gaussian
-from pcmepp_openclip.models.export import describe, export
+from pcmepp_openclip.models.export import export_model, model_config_of
 from pcmepp_openclip.runs import record
 
 ESC = "\x1b[2J\x1b]0;owned\x07\x9b31m"
@@ -29,7 +29,7 @@ def model():
 
 @pytest.fixture
 def folder(model, tmp_path):
-    return export(model, tmp_path / "exported", "PCMEpp-tiny", card="a card")
+    return export_model(model, tmp_path / "exported", "PCMEpp-tiny", card="a card")
 
 
 @pytest.mark.parametrize("name", ["README.md", "vocab.txt", "open_clip_config.json", "open_clip_model.safetensors"])
@@ -71,7 +71,7 @@ def test_a_folder_beside_the_tokenizer_is_no_part_of_it(hub, folder, capsys):
 def hostile(model, tmp_path):
     """A checkpoint that a push takes, with a record whose every word is hostile."""
     about = {
-        "config": describe(model, "PCMEpp-tiny"),
+        "config": model_config_of(model, "PCMEpp-tiny"),
         "hyperparameters": {EVIL: 1, "lr": EVIL, "epochs": EVIL, "deep": {"a": [EVIL]}, 3: 4, "wd": 0.1, "n": [[[]]]},
         "data": [{"name": EVIL, "samples": EVIL, "share": EVIL}, {"name": "cc3m", "samples": -1, "share": EVIL}, EVIL],
         "versions": {"torch": EVIL, EVIL: "1", "python": "3.11"},
@@ -153,7 +153,7 @@ def test_files_follow_the_umask(mask, mode, model, tmp_path):
     before = os.umask(mask)
     try:
         assert cli.main(["data", "count", f"{tmp_path}/d/00000.tar"]) == 0
-        export(model, tmp_path / "exported", "PCMEpp-tiny", card="a card")
+        export_model(model, tmp_path / "exported", "PCMEpp-tiny", card="a card")
         for name in ("clip.safetensors", "clip.pt"):
             assert cli.main(["convert", str(tmp_path / "model.pt"), str(tmp_path / name)]) == 0
         encode._save(tmp_path / "clip.embeddings", Gaussian(torch.zeros(2, 3), torch.zeros(2, 3)))

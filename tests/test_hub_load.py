@@ -13,7 +13,7 @@ from open_clip.tokenizer import HFTokenizer
 
 import pcmepp_openclip
 from pcmepp_openclip import cli
-from pcmepp_openclip.models.export import export
+from pcmepp_openclip.models.export import export_model
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def model():
 
 @pytest.fixture
 def folder(model, tmp_path):
-    return export(model, tmp_path / "exported", "PCMEpp-tiny", card="a card")
+    return export_model(model, tmp_path / "exported", "PCMEpp-tiny", card="a card")
 
 
 def serve(hub, repo, folder, **changed):
@@ -61,13 +61,13 @@ def test_without_the_plugin_open_clip_says_what_the_card_quotes(hub, folder):
 
 def test_flags_of_training_are_part_of_the_export(tmp_path):
     model = open_clip.create_model("PCMEpp-tiny", force_image_size=(24, 40), force_context_length=12)
-    export(model, tmp_path, "PCMEpp-tiny")
+    export_model(model, tmp_path, "PCMEpp-tiny")
     again, preprocess = open_clip.create_model_from_pretrained(f"local-dir:{tmp_path}")
     assert list(again.visual.image_size) == [24, 40] and again.context_length == 12 and "40" in repr(preprocess)
     assert_same_outputs(again, model)
     assert open_clip.get_tokenizer(f"local-dir:{tmp_path}")(["a"]).shape == (1, 12)
     with pytest.raises(ValueError, match="There is no model config 'no-such-model'"):
-        export(model, tmp_path, "no-such-model")
+        export_model(model, tmp_path, "no-such-model")
 
 
 def test_a_plain_model_goes_the_stock_way(hub, tmp_path):
@@ -75,7 +75,7 @@ def test_a_plain_model_goes_the_stock_way(hub, tmp_path):
     del config["pcmepp_cfg"]
     plain = open_clip.CLIP(**copy.deepcopy(config))
     open_clip.model.set_model_preprocess_cfg(plain, open_clip.create_model("PCMEpp-tiny").visual.preprocess_cfg)
-    export(plain, tmp_path, config)
+    export_model(plain, tmp_path, config)
     for name in (f"local-dir:{tmp_path}", "hf-hub:me/plain", "hf-hub:me/plain@main"):
         serve(hub, "me/plain", tmp_path)
         loaded = open_clip.create_model(name)
@@ -105,7 +105,7 @@ def tokenizer(tmp_path_factory):
 def test_a_tokenizer_of_its_own(guarded, model, tokenizer, tmp_path):
     config = open_clip.get_model_config("PCMEpp-tiny")
     config["text_cfg"]["hf_tokenizer_name"] = tokenizer.tokenizer.name_or_path
-    folder = export(model, tmp_path / "exported", config, tokenizer=tokenizer)
+    folder = export_model(model, tmp_path / "exported", config, tokenizer=tokenizer)
     expected = tokenizer(["a dog", "a cat"])
     assert torch.equal(open_clip.get_tokenizer(f"local-dir:{folder}")(["a dog", "a cat"]), expected)
     assert cli.main(["push", str(folder), "me/words"]) == 0

@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 
 from pcmepp_openclip import cli
 from pcmepp_openclip.hub import upload
-from pcmepp_openclip.models.export import export
+from pcmepp_openclip.models.export import export_model
 
 FILES = {".gitattributes", "README.md", "open_clip_config.json", "open_clip_model.safetensors"}
 
@@ -44,7 +44,7 @@ def push(capsys):
 def weights(tmp_path):
     """A small folder to push, for what does not look into it."""
     model = open_clip.create_model("PCMEpp-tiny")
-    return export(model, tmp_path / "exported", "PCMEpp-tiny", card="---\nlicense: mit\n---\nmine\n")
+    return export_model(model, tmp_path / "exported", "PCMEpp-tiny", card="---\nlicense: mit\n---\nmine\n")
 
 
 def sent(hub):

@@ -91,7 +91,7 @@ def test_the_paper_s_recipe():
     assert args["train_data"] == "cc3m=/data/cc3m/*.tar::cc12m=/data/cc12m/*.tar::redcaps=/data/redcaps/*.tar"
     wanted = {"model": "PCMEpp-ViT-B-16", "epochs": 32, "batch_size": 1024 // 8, "opt": "adamw", "lr": 5e-4, "wd": 0.2}
     wanted |= {"beta1": 0.9, "beta2": 0.98, "eps": 1e-6, "warmup": 5 * 2000, "lr_scheduler": "cosine"}
-    wanted |= {"vib_weight": 1e-6, "pp_weight": 0, "init_a": 1, "init_b": 1}
+    wanted |= {"vib_weight": 1e-6, "pp_weight": 0, "init_match_scale": 1, "init_match_shift": 1}
     assert {key: args[key] for key in wanted} == wanted
 
 

@@ -175,7 +175,9 @@ def test_match_scale_stays_positive_and_keeps_its_gradient(tiny, tiny_batch, raw
 
 
 def test_it_starts_as_the_config_says():
-    model = open_clip.create_model("PCMEpp-tiny", pcmepp_cfg={"head_layers": 2, "init_logvar_bias": -7, "init_a": 2.5})
+    model = open_clip.create_model(
+        "PCMEpp-tiny", pcmepp_cfg={"head_layers": 2, "init_logvar_bias": -7, "init_match_scale": 2.5}
+    )
     assert len(model.visual.uncertainty_transformer.resblocks) == len(model.uncertainty_transformer.resblocks) == 2
     assert torch.equal(model.visual.uncertainty_bias, torch.full((64,), -7.0))
     assert torch.equal(model.uncertainty_text_bias, torch.full((64,), -7.0))

@@ -63,7 +63,7 @@ def slow():
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_loss_and_gradients_equal_one_process(case, results, slow):
-    assert BATCH % (case["world"] * case["accum"]) == 0 and CFG["init_a"] == 2.0
+    assert BATCH % (case["world"] * case["accum"]) == 0 and CFG["init_match_scale"] == 2.0
     terms, gradients = slow
     got = results[case["name"]]
     names = ("contrastive_loss", "match_loss", "pp_loss", "vib_loss")

@@ -131,7 +131,7 @@ def test_nothing_that_a_run_writes_holds_a_password(tmp_path):
         ]
         command += [
             "16",
-            "--train-data-max-bad",
+            "--train-data-max-bad-fraction",
             "1",
             "--train-data-retries",
             "0",

@@ -12,7 +12,7 @@ from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
 
 from pcmepp_openclip.host.data import bounded
-from pcmepp_openclip.models.export import export
+from pcmepp_openclip.models.export import export_model
 
 
 def strip(width: int, height: int) -> bytes:
@@ -41,7 +41,7 @@ print("CODES", codes, "PEAK", int(peak.split()[1]) >> 10)
 def test_a_strip_takes_no_gigabytes_in_evaluation_training_and_validation(tmp_path):
     """312 bytes took 14 GB."""
     model = open_clip.create_model("PCMEpp-tiny", force_image_size=224)
-    export(model, tmp_path / "model", "PCMEpp-tiny")
+    export_model(model, tmp_path / "model", "PCMEpp-tiny")
     samples = [{"png": strip(*size), "txt": "a strip"} for size in [(1, 60_000), (60_000, 1)]]
     write_tar(tmp_path / "data/test/0.tar", samples)
     (tmp_path / "data/test/nshards.txt").write_text("1")

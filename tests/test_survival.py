@@ -213,9 +213,35 @@ def recount(folder):
 @pytest.mark.parametrize("opt", ["adamw", "timm/lamb"])
 def test_flags_of_the_optimizer_that_are_changed_on_resume_count(ranks, flags, tmp_path, opt):
     """Decay, betas and eps are in the optimizer's state, too: a resumed run goes on with those of its command line, and
-    the record has what is; --init-a is for the start, and the record keeps it."""
-    first = ["--opt", opt, "--wd", "0.2", "--beta1", "0.9", "--beta2", "0.98", "--eps", "1e-6", "--init-a", "5"]
-    other = ["--opt", opt, "--wd", "0.05", "--beta1", "0.8", "--beta2", "0.97", "--eps", "1e-7", "--init-a", "7"]
+    the record has what is; --init-match-scale is for the start, and the record keeps it."""
+    first = [
+        "--opt",
+        opt,
+        "--wd",
+        "0.2",
+        "--beta1",
+        "0.9",
+        "--beta2",
+        "0.98",
+        "--eps",
+        "1e-6",
+        "--init-match-scale",
+        "5",
+    ]
+    other = [
+        "--opt",
+        opt,
+        "--wd",
+        "0.05",
+        "--beta1",
+        "0.8",
+        "--beta2",
+        "0.97",
+        "--eps",
+        "1e-7",
+        "--init-match-scale",
+        "7",
+    ]
     last = ["--skip-scheduler", "--lr", "2e-3"]  # else the schedule sets it
     (tmp_path / "run").mkdir()
     for more in (first, other + last):
@@ -227,11 +253,11 @@ def test_flags_of_the_optimizer_that_are_changed_on_resume_count(ranks, flags, t
     assert {(*group["betas"], group["eps"], group["lr"]) for group in groups} == {(0.8, 0.97, 1e-7, 2e-3)}
     assert all(state["step"] == 2 for state in checkpoint["optimizer"]["state"].values() if "step" in state)
     about, log = checkpoint["about"], log_of(tmp_path / "run")
-    kept = {name: about["hyperparameters"][name] for name in ("wd", "beta1", "lr", "init_a")}
-    assert kept == {"wd": 0.05, "beta1": 0.8, "lr": 2e-3, "init_a": 5}
+    kept = {name: about["hyperparameters"][name] for name in ("wd", "beta1", "lr", "init_match_scale")}
+    assert kept == {"wd": 0.05, "beta1": 0.8, "lr": 2e-3, "init_match_scale": 5}
     assert about["changes"][0]["step"] == 1 and about["changes"][0]["wd"] == [0.2, 0.05]
     assert "Resuming at step 1, these are others than before: beta1 0.8 (was 0.9)" in log
-    assert "have no effect, since the weights are those of the checkpoint: init_a 7.0 (was 5.0)" in log
+    assert "have no effect, since the weights are those of the checkpoint: init_match_scale 7.0 (was 5.0)" in log
 
 
 def test_what_a_run_is_built_of_cannot_be_changed_on_resume(ranks, flags, tmp_path):
@@ -304,7 +330,7 @@ def test_thirty_kills(ranks, flags, tmp_path):
 
 
 def test_a_rank_that_hangs_ends_the_job(ranks, flags, tmp_path):
-    pids = ranks.start(2, flags("--epochs", "300", "--stall-minutes", "0.05"))
+    pids = ranks.start(2, flags("--epochs", "300", "--rank-timeout-minutes", "0.05"))
     wait_for(lambda: in_middle(tmp_path / "run", 0, 32))
     os.kill(pids[1], signal.SIGSTOP)
     start = time.monotonic()

@@ -38,7 +38,7 @@ def test_a_report_of_awkward_things(tmp_path):
         plots=[report.Plot("one", figure, nasty), report.Plot("two", figure, "")],
         pictures=[report.Picture(draw(*SCENES[0]), nasty), report.Picture(draw(*SCENES[1]).resize((900, 300)))],
     )
-    page = report.write(tmp_path / "report", nasty, [section], nasty)
+    page = report.write_report(tmp_path / "report", nasty, [section], nasty)
     assert faults(page, tmp_path / "profile") == []
     text = page.read_text()
     assert "<script>console" not in text and "<img src=http" not in text

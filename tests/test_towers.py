@@ -1,16 +1,16 @@
-"""`attend`: the attention of one token by another order of products, against torch's own multi-head attention."""
+"""`single_query_attention`, another order of products, against torch's own multi-head attention."""
 
 import pytest
 import torch
 from torch import nn
 
-from pcmepp_openclip.models.towers import attend, read_token
+from pcmepp_openclip.models.towers import pool_last_block, single_query_attention
 
 N, L, C, HEADS = 5, 11, 24, 4
 
 
 class OtherAttention(nn.MultiheadAttention):
-    """A subclass may attend in another way: twice as much, here."""
+    """A subclass may single_query_attention in another way: twice as much, here."""
 
     def forward(self, *args, **kwargs):
         out, weights = super().forward(*args, **kwargs)
@@ -44,7 +44,7 @@ def test_outputs_and_gradients(masked):
     attn, (x_NLC, mask_NL) = attention(), inputs(masked)
     weights = torch.randn(N, 1, C, dtype=torch.float64)
     results = []
-    for out in (attend(attn, x_NLC[:, :1], x_NLC, mask_NL), slow(attn, x_NLC, mask_NL)):
+    for out in (single_query_attention(attn, x_NLC[:, :1], x_NLC, mask_NL), slow(attn, x_NLC, mask_NL)):
         results.append((out, *torch.autograd.grad((out * weights).sum(), [x_NLC, *attn.parameters()])))
     for actual, expected in zip(*results, strict=True):
         torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
@@ -57,7 +57,7 @@ def test_precision_is_that_of_attention(dtype, masked):
     attn, (x_NLC, mask_NL) = attention(dtype=dtype), inputs(masked, dtype)
     ours, theirs = (
         (out.double() - exact).norm() / exact.norm()
-        for out in (attend(attn, x_NLC[:, :1], x_NLC, mask_NL), slow(attn, x_NLC, mask_NL))
+        for out in (single_query_attention(attn, x_NLC[:, :1], x_NLC, mask_NL), slow(attn, x_NLC, mask_NL))
     )
     assert ours < 2 * theirs
 
@@ -73,4 +73,4 @@ def test_another_attention_is_called_as_it_is():
 
     block, (x_NLC, _) = Block(), inputs(masked=False)
     expected = 2 * slow(attention(), x_NLC, None)
-    torch.testing.assert_close(read_token([block], x_NLC, None, None, recompute=False), expected)
+    torch.testing.assert_close(pool_last_block([block], x_NLC, None, None, recompute=False), expected)

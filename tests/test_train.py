@@ -76,7 +76,7 @@ def test_a_flag_of_open_clips_works(run, flags):
 
 
 def test_initial_values_come_from_the_flags_else_the_config(run):
-    code, log = run("--init-a", "3", "--init-b", "-2", "--init-logvar-bias", "-6", lr=0)
+    code, log = run("--init-match-scale", "3", "--init-match-shift", "-2", "--init-logvar-bias", "-6", lr=0)
     assert code == 0 and " a: 3.0000 b: -2.0000 " in log
     state = torch.load(run.folder / "run/checkpoints/epoch_1.pt", weights_only=True)["state_dict"]
     assert torch.equal(state["visual.uncertainty_bias"], torch.full((64,), -6.0))
@@ -118,12 +118,12 @@ def test_a_plain_model_trains_to_the_bit_as_in_open_clip(tmp_path):
         (["--horovod"], "--horovod"),
         (["--vib-weight", "-1"], "vib_weight"),
         (["--match-reduction", "max"], "reduction"),
-        (["--model", "ViT-B-32", "--init-a", "2"], "--init-a"),
+        (["--model", "ViT-B-32", "--init-match-scale", "2"], "--init-match-scale"),
         (["--model", "PCMEpp-ViT-B16"], "PCMEpp-ViT-B-16"),
         (["--resume", "/nowhere/epoch_1.pt"], "--resume /nowhere/epoch_1.pt: there is no such file"),
         (["--batch-size", "0"], "--batch-size must be at least 1, not 0"),
         (["--accum-freq", "0"], "--accum-freq must be at least 1, not 0"),
-        (["--stall-minutes", "0"], "--stall-minutes must be more than 0, not 0"),
+        (["--rank-timeout-minutes", "0"], "--rank-timeout-minutes must be more than 0, not 0"),
         (["--train-data", ""], "There is nothing to train on: give --train-data"),
     ],
 )

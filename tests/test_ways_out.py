@@ -123,7 +123,7 @@ def children(pid: int) -> list[int]:
 
 @pytest.mark.parametrize("how", ["loss", "worker", "INT"])
 def test_a_run_that_fails_ends_with_its_workers(start, flags, how):
-    run = start(*ONE, *flags("--stall-minutes", "0.05", *(["--lr", "1e30"] if how == "loss" else [])))
+    run = start(*ONE, *flags("--rank-timeout-minutes", "0.05", *(["--lr", "1e30"] if how == "loss" else [])))
     run.trains() if how != "loss" else run.until(lambda: "Train Epoch: 0" in run.log())
     if how == "worker":
         os.kill(children(run.process.pid)[0], signal.SIGSTOP)
@@ -138,7 +138,7 @@ def test_a_run_that_fails_ends_with_its_workers(start, flags, how):
 
 def test_a_rank_that_was_stopped_ends_with_the_others_under_torchrun(start, flags):
     """torchrun's own TERM does not reach it, and the two minutes that it may take to save are not waited for."""
-    run = start(*TWO, *flags("--stall-minutes", "0.05"))
+    run = start(*TWO, *flags("--rank-timeout-minutes", "0.05"))
     run.trains()
     _, last = children(run.process.pid)[-2:]
     os.kill(last, signal.SIGSTOP)
@@ -175,7 +175,7 @@ def drying_up(data: str, folder: Path) -> str:
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_run_that_waits_for_data_says_so_and_stops_with_a_checkpoint(ranks, flags, data, tmp_path, world):
-    more = ["--train-data", drying_up(data, tmp_path), "--train-data-shuffle", "4", "--batch-size", "2"]
+    more = ["--train-data", drying_up(data, tmp_path), "--train-data-shuffle-buffer", "4", "--batch-size", "2"]
     pids = ranks.start(world, flags(*more, "--dataset-resampled"))
     if world == 1:
         wait_for(lambda: in_run(tmp_path, "Waiting for a batch of epoch 0 for 10 s"))

@@ -16,7 +16,7 @@ recipe=(
     --epochs 32
     --lr 5e-4 --wd 0.2 --beta1 0.9 --beta2 0.98 --eps 1e-6
     --warmup 10000                  # steps, five times CLIP's
-    --vib-weight 1e-6 --pp-weight 0 --init-a 1 --init-b 1
+    --vib-weight 1e-6 --pp-weight 0 --init-match-scale 1 --init-match-shift 1
     --precision amp_bf16
     --local-loss --gather-with-grad # the same loss, in less memory
     --save-every-minutes 15

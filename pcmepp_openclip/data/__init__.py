@@ -8,7 +8,16 @@ manifest, `check` is what runs before anything is built, `build` is the way in.
 from ..system.redact import printable, protect, redact
 from .arguments import add_arguments
 from .build import get_data
-from .check import check
-from .spec import describe, sources
+from .check import check_data
+from .spec import describe_data, training_sources
 
-__all__ = ["add_arguments", "check", "describe", "get_data", "printable", "protect", "redact", "sources"]
+__all__ = [
+    "add_arguments",
+    "check_data",
+    "describe_data",
+    "get_data",
+    "printable",
+    "protect",
+    "redact",
+    "training_sources",
+]

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="sizes.json of sources that have none beside their shards, such as pipes",
     )
     group.add_argument(
-        "--train-data-max-bad",
+        "--train-data-max-bad-fraction",
         type=share,
         default=0.5,
         metavar="SHARE",
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tries to take up a broken connection or command, with longer and longer waits (default: 5)",
     )
     group.add_argument(
-        "--train-data-shuffle",
+        "--train-data-shuffle-buffer",
         type=positive_number,
         default=24_000,
         metavar="N",
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="turn images as their EXIF orientation says; without it they are taken as stored, as open_clip does",
     )
     group.add_argument(
-        "--train-data-whole-texts",
+        "--no-trim-captions",
         action="store_true",
         help="do not cut captions to the longest of the batch",
     )

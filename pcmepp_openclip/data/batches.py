@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset, default_collate
 
 from . import defects
 from .decode import BadImage, decode_image
-from .feeds import DrawFeed, Guard, NothingUsable, PassFeed, Reader, WalkFeed
+from .feeds import ExactFeed, Guard, NothingUsable, Reader, ResampledFeed, UncountedFeed
 from .plan import (
     ExactPass,
     Line,
@@ -36,7 +36,7 @@ CHARACTERS_A_TOKEN = 16  # captions are cut to so many: a tokenizer takes quadra
 
 
 @dataclass(frozen=True)
-class Job:
+class LoaderSpec:
     """All that the batches of a rank depend on, except the epoch.
 
     Arguments:
@@ -117,7 +117,7 @@ class Lane:
         rest: what is left of the epoch, where it had begun otherwise.
     """
 
-    def __init__(self, job: Job, lane: int, epoch: int, first_batch: int, rest: "Rest | None" = None):
+    def __init__(self, job: LoaderSpec, lane: int, epoch: int, first_batch: int, rest: "Rest | None" = None):
         self._job, self._lane, self._epoch, self._rest = job, lane, epoch, rest
         self.tally = Tally()
         self._guard = Guard(job.max_empty_shards)
@@ -125,7 +125,7 @@ class Lane:
         skip = lane_batches(first_batch - (rest.first if rest else 0), job.lanes, lane) * job.batch_size
         self._feed = self._open(skip, first_batch)
 
-    def _open(self, skip: int, first_batch: int) -> PassFeed | DrawFeed | WalkFeed:
+    def _open(self, skip: int, first_batch: int) -> ExactFeed | ResampledFeed | UncountedFeed:
         job, size = self._job, buffer_size(self._job.shuffle, self._job.lanes)
         if job.shares is not None:
             # A resumed epoch goes on with fresh draws, else it would see the same samples again.
@@ -134,7 +134,7 @@ class Lane:
             shards = {number: [shard for shard in job.shards if shard.source == number] for number in shares}
             visits = {number: endless_draws(shards[number], rng) for number in shares}
             sizes = [min(round(size * shares[number]), _total(shards[number])) for number in shares]
-            return DrawFeed(visits, list(shares.values()), sizes, self._reader, rng)
+            return ResampledFeed(visits, list(shares.values()), sizes, self._reader, rng)
         rng = random.Random(order_seed(job.seed, self._epoch, job.rank, self._lane))
         if job.counted:
             line: Line = self._rest.line if self._rest else ExactPass(job.shards, job.seed, self._epoch)
@@ -143,11 +143,11 @@ class Lane:
                 len(line), batches, job.lanes, self._lane, rank=job.rank, batch_size=job.batch_size
             )
             readers = self._reader(), self._reader(again=True)
-            return PassFeed(line, begin, fresh_end, size, skip, *readers, self._tally, rng)
+            return ExactFeed(line, begin, fresh_end, size, skip, *readers, self._tally, rng)
         same = random.Random(seed_for("walk", job.seed, self._epoch))
         part, parts = job.rank * job.lanes + self._lane, job.world_size * job.lanes
         own, others = uncounted_walk(job.shards, same, part, parts)
-        feed = WalkFeed(own, others, size, self._reader(), self._reader(again=True), self._tally, rng)
+        feed = UncountedFeed(own, others, size, self._reader(), self._reader(again=True), self._tally, rng)
         feed.take_batch(skip)
         return feed
 
@@ -247,7 +247,7 @@ def _seeded(seed: int) -> Iterator[None]:
             np.random.set_state(arrays)
 
 
-def lane_of(number: int, job: Job, rest: Rest | None) -> int:
+def lane_of(number: int, job: LoaderSpec, rest: Rest | None) -> int:
     """The lane that batch `number` of a rank's epoch comes from."""
     return (number - (rest.first if rest else 0)) % job.lanes
 
@@ -257,7 +257,7 @@ class WorkerBatches(IterableDataset):
 
     def __init__(
         self,
-        job: Job,
+        job: LoaderSpec,
         worker: int,
         workers: int,
         position: Callable[[], tuple[int, int]],

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ..system.redact import real, redact, redact_logs
-from .batches import Job
-from .loader import Gather, Loader
+from .batches import LoaderSpec
+from .loader import Loader, TallyReducer
 from .plan import Shard, lane_count
-from .spec import Setup, is_ours, set_up
+from .spec import DataSpec, is_ours, resolve
 
 
 def get_data(
@@ -36,16 +36,16 @@ def get_data(
 def train_data(args: argparse.Namespace, transform: Any, epoch: int, tokenizer: Any) -> Any:
     from ..host import data as host_data
 
-    setup = set_up(args)
+    setup = resolve(args)
     job = make_job(args, setup, transform, tokenizer)
     if args.rank == 0:
         _announce(setup, job)
     position = host_data.Position(epoch)
-    loader = Loader(job, args.workers, position, max_bad=args.train_data_max_bad, gather=Gather())
+    loader = Loader(job, args.workers, position, max_bad=args.train_data_max_bad_fraction, gather=TallyReducer())
     return host_data.TrainData(dataloader=loader, shared_epoch=position.epoch, position=position)
 
 
-def make_job(args: argparse.Namespace, setup: Setup, transform: Any, tokenizer: Any) -> Job:
+def make_job(args: argparse.Namespace, setup: DataSpec, transform: Any, tokenizer: Any) -> LoaderSpec:
     from ..host import data as host_data
 
     shards = tuple(
@@ -57,10 +57,10 @@ def make_job(args: argparse.Namespace, setup: Setup, transform: Any, tokenizer: 
     uncut = setup.shares is None and any(shard.size is None for shard in shards)
     if uncut:  # whole shards only: a line needs all counts
         shards = tuple(shard._replace(size=None) for shard in shards)
-    cut = not args.train_data_whole_texts and host_data.takes_cut_texts(args.model)
+    cut = not args.no_trim_captions and host_data.takes_cut_texts(args.model)
     transform, normalization = host_data.split_transform(transform)
     empty = tokenizer([""])[0]  # begins with its tokens, ends with padding
-    return Job(
+    return LoaderSpec(
         shards=shards,
         names=tuple(source.name for source in setup.sources),
         shares=None if setup.shares is None else tuple(setup.shares),
@@ -71,7 +71,7 @@ def make_job(args: argparse.Namespace, setup: Setup, transform: Any, tokenizer: 
         samples=setup.samples,
         batches=batches,
         lanes=lane_count(batches, args.workers, len(shards) // args.world_size if uncut else None),
-        shuffle=args.train_data_shuffle,
+        shuffle=args.train_data_shuffle_buffer,
         retries=args.train_data_retries,
         max_empty_shards=args.train_data_max_empty_shards,
         max_pixels=args.train_data_max_pixels,
@@ -85,7 +85,7 @@ def make_job(args: argparse.Namespace, setup: Setup, transform: Any, tokenizer: 
     )
 
 
-def _announce(setup: Setup, job: Job) -> None:
+def _announce(setup: DataSpec, job: LoaderSpec) -> None:
     for number, (source, sizes) in enumerate(zip(setup.sources, setup.sizes, strict=True)):
         counted = "not counted" if sizes is None else f"{sum(size.samples for size in sizes)} usable samples"
         share = "" if setup.shares is None else f", {100 * setup.shares[number]:.2f} % of the samples wanted"

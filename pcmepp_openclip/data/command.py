@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .arguments import positive_number, whole_number
 from .check import check_shards, check_source
-from .count import check_places, count_source, lines, write
+from .count import check_places, count_source, summary_lines, write_counts
 from .decode import MAX_PIXELS
 from .sizes import count_command, read_sizes
 from .sources import label, parse_sources
@@ -53,8 +53,8 @@ def run_count(args: argparse.Namespace) -> int:
     unreadable = 0
     for source in sources:
         counts = count_source(source, args.workers, args.max_pixels, args.retries)
-        print("\n".join(lines(source, counts)))
-        for path in write(source, counts, args.output):
+        print("\n".join(summary_lines(source, counts)))
+        for path in write_counts(source, counts, args.output):
             print(f"  written: {path}")
         unreadable += sum(count.cause is not None for count in counts)
     return 1 if unreadable else 0
@@ -76,7 +76,7 @@ def run_check(args: argparse.Namespace) -> int:
             print(f"{source.name}: {len(source.shards)} shards, {samples} usable samples by sizes.json")
         if args.full:
             counts = count_source(source, os.cpu_count() or 1, args.max_pixels, args.retries)
-            print("\n".join(lines(source, counts)))
+            print("\n".join(summary_lines(source, counts)))
             bad += sum(count.cause is not None for count in counts)
             for size, found in zip(sizes or (), counts, strict=False):
                 if size.samples != found.usable:

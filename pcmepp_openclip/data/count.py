@@ -185,7 +185,7 @@ def _places(source: Source, output: Path | None) -> dict[Path, list[str]]:
     return places
 
 
-def write(source: Source, counts: list[ShardCount], output: Path | None) -> list[Path]:
+def write_counts(source: Source, counts: list[ShardCount], output: Path | None) -> list[Path]:
     """sizes.json and its report beside the shards, folder by folder; or in one file for shards without a folder.
 
     What cannot be written there after all is kept elsewhere; the ValueError says where.
@@ -230,7 +230,7 @@ def _keep(name: str, counts: list[ShardCount]) -> Path:
     raise ValueError(f"No disk takes the counts, so here they are, for a sizes.json: {sizes}")
 
 
-def lines(source: Source, counts: list[ShardCount]) -> list[str]:
+def summary_lines(source: Source, counts: list[ShardCount]) -> list[str]:
     """The report for people."""
     found = report(counts)
     out = [f"{source.name}: {found['usable']} usable pairs of {found['samples']} samples in {len(counts)} shards"]

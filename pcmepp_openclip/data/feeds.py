@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from .mixing import Mixer
 from .plan import Line, Segment, Visit
-from .shards import Sample, read_samples
+from .shards import Sample, iter_samples
 from .tally import Tally
 
 Item = TypeVar("Item")
@@ -91,7 +91,7 @@ class Reader:
             self._tally().met += count
             self._tally().note(shard.source, cause, count, where)
 
-        items = read_samples(
+        items = iter_samples(
             shard.place,
             note,
             source=shard.source,
@@ -136,7 +136,7 @@ class ShuffleBuffer(Generic[Item]):
             self.pulled += 1
 
 
-class PassFeed:
+class ExactFeed:
     """A lane's slice of an exact pass: each sample once, then others again as long as they are asked for.
 
     The order is drawn on positions, not on samples, so that a pass that is resumed in its middle reads only what was
@@ -205,7 +205,7 @@ class PassFeed:
         self._more.close()
 
 
-class DrawFeed:
+class ResampledFeed:
     """Samples of several sources in given shares, each source shuffled by itself, for ever.
 
     Arguments:
@@ -247,7 +247,7 @@ class DrawFeed:
             stream.close()
 
 
-class WalkFeed:
+class UncountedFeed:
     """Whole shards that were not counted, each sample once, then those of `others` as long as they are asked for."""
 
     stand_ins_repeat = False

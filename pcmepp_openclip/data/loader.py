@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from .batches import Batch, Failure, Job, Rest, WorkerBatches, lane_of
+from .batches import Batch, Failure, LoaderSpec, Rest, WorkerBatches, lane_of
 from .left import Deal, left_of, names, probes
 from .plan import ExactPass
 from .sources import label
@@ -30,7 +30,13 @@ class Loader:
     """
 
     def __init__(
-        self, job: Job, workers: int, position: Callable[[], tuple[int, int]], *, max_bad: float, gather: "Gather"
+        self,
+        job: LoaderSpec,
+        workers: int,
+        position: Callable[[], tuple[int, int]],
+        *,
+        max_bad: float,
+        gather: "TallyReducer",
     ):
         self.num_batches, self.num_samples = job.batches, job.batches * job.batch_size * job.world_size
         self.last: Tally | None = None
@@ -163,7 +169,8 @@ class Loader:
         if tally.bad_share > self._max_bad and tally.met >= enough:
             raise ValueError(
                 f"--train-data: {100 * tally.bad_share:.1f} % of the samples are not usable, more than "
-                f"--train-data-max-bad {self._max_bad:g} allows: {'; '.join(tally.lines(list(self._job.names))[1:])}."
+                f"--train-data-max-bad-fraction {self._max_bad:g} allows: "
+                f"{'; '.join(tally.lines(list(self._job.names))[1:])}."
             )
 
     def _summarise(self, epoch: int, tally: Tally) -> None:
@@ -178,7 +185,7 @@ class Loader:
 
 def _changes(before: Deal, now: Deal) -> str:
     """What is not as it was, in the words of the command line."""
-    words = {"seed": "--seed", "batch_size": "--batch-size", "shuffle": "--train-data-shuffle"}
+    words = {"seed": "--seed", "batch_size": "--batch-size", "shuffle": "--train-data-shuffle-buffer"}
     found = [f"{words[name]} {getattr(before, name)} is now {getattr(now, name)}" for name in words]
     found = [text for text, name in zip(found, words, strict=True) if getattr(before, name) != getattr(now, name)]
     if before.world_size != now.world_size:
@@ -188,7 +195,7 @@ def _changes(before: Deal, now: Deal) -> str:
     return ", ".join(found) or "its batches are shared otherwise by the workers"
 
 
-class Gather:
+class TallyReducer:
     """Adds up tallies over the ranks. A rank that does not come is not waited for for ever.
 
     Must be made on all ranks. It has a group of its own, on the CPU: nothing of it can come between the training's

@@ -39,7 +39,7 @@ class Group(NamedTuple):
     duplicate: bool
 
 
-def read_samples(
+def iter_samples(
     shard: str,
     note: Note,
     *,

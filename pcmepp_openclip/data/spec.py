@@ -11,7 +11,7 @@ from .sources import Source, parse_sources
 
 
 @dataclass(frozen=True)
-class Setup:
+class DataSpec:
     """Arguments:
     sizes: by source, None for one that was not counted.
     shares: of a resampled epoch, by source; None for an exact pass.
@@ -32,14 +32,14 @@ def is_ours(args: argparse.Namespace) -> bool:
     return args.dataset_type == "webdataset" or not re.search(r"\.[ct]sv$", data)
 
 
-def set_up(args: argparse.Namespace) -> Setup:
+def resolve(args: argparse.Namespace) -> DataSpec:
     text = real(args.train_data)
     assert text
     sources = parse_sources(text)
     given = _given_sizes(real(args.train_data_sizes), sources)
     sizes = [read_sizes(source, given.get(source.name)) for source in sources]
     shares = _shares(args, sources, sizes)
-    return Setup(sources, sizes, shares, _samples(args, sources, sizes))
+    return DataSpec(sources, sizes, shares, _samples(args, sources, sizes))
 
 
 def _given_sizes(text: str | None, sources: list[Source]) -> dict[str, str]:
@@ -102,25 +102,25 @@ def _total(sizes: list[ShardSize] | None) -> int:
     return sum(size.samples for size in sizes or ())
 
 
-def sources(args: argparse.Namespace) -> list[dict] | None:
+def training_sources(args: argparse.Namespace) -> list[dict] | None:
     """What the training data are, for people: each source's name, samples and share of an epoch, None for what is
     not known. None altogether if the data are open_clip's."""
     if not is_ours(args):
         return None
-    setup = set_up(args)
+    setup = resolve(args)
     totals = [None if sizes is None else _total(sizes) for sizes in setup.sizes]
-    shares = dict((describe(args) or (0, []))[1]) or ({setup.sources[0].name: 1.0} if len(totals) == 1 else {})
+    shares = dict((describe_data(args) or (0, []))[1]) or ({setup.sources[0].name: 1.0} if len(totals) == 1 else {})
     return [
         {"name": source.name, "samples": total, "share": shares.get(source.name)}
         for source, total in zip(setup.sources, totals, strict=True)
     ]
 
 
-def describe(args: argparse.Namespace) -> tuple[int, list[tuple[str, float]]] | None:
+def describe_data(args: argparse.Namespace) -> tuple[int, list[tuple[str, float]]] | None:
     """Samples of an epoch and the share of each source in it where that is known; None if the data are open_clip's."""
     if not is_ours(args):
         return None
-    setup = set_up(args)
+    setup = resolve(args)
     names = [source.name for source in setup.sources]
     if setup.shares is not None:
         return setup.samples, list(zip(names, setup.shares, strict=True))

@@ -87,8 +87,8 @@ def evaluate(args: argparse.Namespace, checkpoint: Path, held_out: HeldOut) -> d
 
     from ..evaluation.datasets import read_captioned
     from ..evaluation.encode import Encoder
-    from ..models.export import export
-    from .measure import TARGETS, Truth, measure
+    from ..models.export import export_model
+    from .measure import GOALS, Truth, measure
     from .pages import write_report
 
     print("\n3. Measuring on the held-out scenes.", flush=True)
@@ -107,18 +107,18 @@ def evaluate(args: argparse.Namespace, checkpoint: Path, held_out: HeldOut) -> d
     )
     numbers = dict(measure(images, texts, truth))
     result: dict[str, Any] = {"size": args.size, "steps": args.steps, "seed": args.seed, "numbers": numbers}
-    result["reached"] = {target.name: target.reached(numbers[target.name]) for target in TARGETS}
+    result["reached"] = {target.name: target.reached(numbers[target.name]) for target in GOALS}
     (args.out / "demo.json").write_text(json.dumps(result, indent=2) + "\n")
     write_report(args.out / "report", held_out, images, texts, truth, numbers)
-    export(model, args.out / "model", MODEL)
+    export_model(model, args.out / "model", MODEL)
     return numbers
 
 
 def show(args: argparse.Namespace, numbers: dict[str, float]) -> None:
-    from .measure import TARGETS
+    from .measure import GOALS
 
     print("\nWhat the uncertainty of this model means, on scenes that it has not seen:\n")
-    for target in TARGETS:
+    for target in GOALS:
         value = numbers[target.name]
         verdict = "reached" if target.reached(value) else "not reached"
         print(f"  {value:6.2f}  (target {target.value:g}: {verdict})  {target.words}")

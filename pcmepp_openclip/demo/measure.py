@@ -1,7 +1,7 @@
 """What the uncertainty of a model means, in numbers, on pairs whose true matches are known.
 
 numbers = dict(measure(images, texts, truth))
-for target in TARGETS: target.reached(numbers[target.name])
+for target in GOALS: target.reached(numbers[target.name])
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ class Truth:
 
 
 @dataclass(frozen=True)
-class Target:
+class Goal:
     """A number of `measure` and the value that one would like it to have: at least, or at most if `below`."""
 
     name: str
@@ -51,13 +51,13 @@ class Target:
         return value <= self.value if self.below else value >= self.value
 
 
-TARGETS = (
-    Target("caption_uncertainty_spearman", 0.8, "captions that fit more images are more uncertain (Spearman)"),
-    Target("blurred_auroc", 0.8, "blurred images are more uncertain than clean ones (AUROC)"),
-    Target("covered_auroc", 0.8, "half covered images are more uncertain than clean ones (AUROC)"),
-    Target("csd_gain_mAP@R", 0.0, "ranking by CSD is not worse than by the mean (difference of mAP@R)"),
-    Target("text_to_image_bins", -0.8, "uncertain captions find their own image less often (10 bins)", below=True),
-    Target("image_to_text_bins", -0.8, "uncertain images find their own caption less often (10 bins)", below=True),
+GOALS = (
+    Goal("caption_uncertainty_spearman", 0.8, "captions that fit more images are more uncertain (Spearman)"),
+    Goal("blurred_auroc", 0.8, "blurred images are more uncertain than clean ones (AUROC)"),
+    Goal("covered_auroc", 0.8, "half covered images are more uncertain than clean ones (AUROC)"),
+    Goal("csd_gain_mAP@R", 0.0, "ranking by CSD is not worse than by the mean (difference of mAP@R)"),
+    Goal("text_to_image_bins", -0.8, "uncertain captions find their own image less often (10 bins)", below=True),
+    Goal("image_to_text_bins", -0.8, "uncertain images find their own caption less often (10 bins)", below=True),
 )
 
 
@@ -87,8 +87,8 @@ def measure(images: Gaussian, texts: Gaussian, truth: Truth) -> Iterator[tuple[s
         hit_own, hit_true = first_is(score, own), first_is(score, fits)
         yield f"{name}_own_R@1", hit_own.mean().item()
         yield f"{name}_own_R@1_chance", own.float().mean().item()
-        yield f"{name}_true_R@1", hit_true.mean().item()
-        yield f"{name}_true_R@1_chance", fits.float().mean().item()
+        yield f"{name}_any_match_R@1", hit_true.mean().item()
+        yield f"{name}_any_match_R@1_chance", fits.float().mean().item()
         by_mean, by_distance = map_at_r(score, fits), map_at_r(by_csd[name], fits)
         yield f"{name}_mAP@R", by_mean
         yield f"{name}_csd_mAP@R", by_distance
@@ -98,7 +98,7 @@ def measure(images: Gaussian, texts: Gaussian, truth: Truth) -> Iterator[tuple[s
         )
         gains.append(by_distance - by_mean)
         yield f"{name}_bins", bin_correlation(query.uncertainty, hit_own)
-        yield f"{name}_true_bins", bin_correlation(query.uncertainty, hit_true)
+        yield f"{name}_any_match_bins", bin_correlation(query.uncertainty, hit_true)
         yield f"{name}_csd_bins", bin_correlation(query.uncertainty, first_is(by_csd[name], own))
     yield "csd_gain_mAP@R", sum(gains) / 2
     each_T = torch.tensor(list({text: i for i, text in enumerate(truth.text_M.tolist())}.values()))

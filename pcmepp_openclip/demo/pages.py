@@ -7,10 +7,11 @@ from torch import Tensor
 
 from ..gaussian import Gaussian
 from ..reports import plots
-from ..reports.report import Picture, Plot, Section, write
+from ..reports.report import Picture, Plot, Section
+from ..reports.report import write_report as write_html
 from .dataset import CAPTIONS_PER_IMAGE, HeldOut
 from .drawing import picture
-from .measure import TARGETS, Truth, first_is
+from .measure import GOALS, Truth, first_is
 from .scenes import CONDITIONS
 
 LEAD = """This model was trained for a few minutes on drawn scenes with captions, from vague ("a shape") to exact ("a
@@ -33,12 +34,12 @@ def write_report(
         _images(held_out, images.uncertainty),
         _retrieval(images, texts, truth, numbers),
     ]
-    return write(folder, "What the uncertainty of a small PCME++ model means", sections, LEAD)
+    return write_html(folder, "What the uncertainty of a small PCME++ model means", sections, LEAD)
 
 
 def _targets(numbers: dict[str, float]) -> Section:
     rows = []
-    for target in TARGETS:
+    for target in GOALS:
         value = numbers[target.name]
         wanted = f"{'at most' if target.below else 'at least'} {target.value:g}"
         rows.append([target.words, f"{value:.2f}", wanted, "reached" if target.reached(value) else "not reached"])
@@ -93,7 +94,7 @@ def _images(held_out: HeldOut, uncertainty_N: Tensor) -> Section:
 def _retrieval(images: Gaussian, texts: Gaussian, truth: Truth, numbers: dict[str, float]) -> Section:
     rows = []
     for name, words in (("text_to_image", "picture for a caption"), ("image_to_text", "caption for a picture")):
-        for kind, what in (("own_R@1", "its own comes first"), ("true_R@1", "what comes first fits")):
+        for kind, what in (("own_R@1", "its own comes first"), ("any_match_R@1", "what comes first fits")):
             values = [numbers[f"{name}_{kind}"], numbers[f"{name}_{kind}_chance"]]
             rows.append([f"{words}: {what}", *(f"{100 * value:.1f} %" for value in values), "–"])
         values = [numbers[f"{name}_{kind}"] for kind in ("mAP@R", "mAP@R_chance", "csd_mAP@R")]

@@ -18,7 +18,7 @@ from .retrieval import DISTANCES, KS, hits, invert, nearest, recalls
 MOST_MATCHES = 50  # ECCV Caption has up to 48 captions an image
 
 
-def metrics() -> Any:
+def load_eccv_caption() -> Any:
     """The package's metrics with its annotations; ValueError where it is not installed."""
     try:
         with warnings.catch_warnings():
@@ -29,7 +29,7 @@ def metrics() -> Any:
     return eccv_caption.Metrics()
 
 
-def check(package: Any, image_ids: Sequence[int], caption_ids: Sequence[int]) -> None:
+def check_ids(package: Any, image_ids: Sequence[int], caption_ids: Sequence[int]) -> None:
     """ValueError where these are not the images and captions that the package has matches for."""
     missing = set(package.coco_gts["i2t"]) - set(image_ids), set(package.coco_gts["t2i"]) - set(caption_ids)
     if any(missing):
@@ -50,8 +50,8 @@ def coco(
 ) -> Iterator[tuple[str, float]]:
     """Yields names like "csd/coco_5k_r1_i2t", "mean/eccv_map_at_r_t2i", as the package calls them, and
     "csd/coco_1k_rsum", "csd/coco_5k_rsum"."""
-    package = package or metrics()
-    check(package, image_ids, caption_ids)
+    package = package or load_eccv_caption()
+    check_ids(package, image_ids, caption_ids)
     for distance in distances:
         i2t = _by_ids(images, texts, image_ids, caption_ids, distance)
         t2i = _by_ids(texts, images, caption_ids, image_ids, distance)
@@ -92,7 +92,7 @@ def first_hits_1k(
     """Whether each image, and each caption, finds a partner first among the 1,000 images of its fold, [N] and [M] of
     0 and 1. The paper holds the uncertainty against this, by CSD."""
     hit = {"i2t": torch.zeros(len(images.mean)), "t2i": torch.zeros(len(texts.mean))}
-    folds = _folds(package or metrics(), caption_ids)
+    folds = _folds(package or load_eccv_caption(), caption_ids)
     for direction, numbers, hit_n1 in _by_fold(images, texts, image_of_text, folds, distance, 1):
         hit[direction][numbers] = hit_n1[:, 0].float()
     return hit["i2t"], hit["t2i"]

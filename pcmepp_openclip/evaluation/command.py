@@ -23,7 +23,7 @@ from ..system import files
 from . import coco, pages
 from .datasets import Captioned, Labelled, read_captioned, read_karpathy, read_labelled
 from .encode import Encoder, ranks
-from .tasks import Outcome, on_captions, on_classes
+from .tasks import TaskResult, evaluate_retrieval, evaluate_zeroshot
 
 
 def main(argv: list[str]) -> None:
@@ -35,8 +35,8 @@ def main(argv: list[str]) -> None:
         if rank == 0:
             for note in notes:
                 print(f"note: {note}", file=sys.stderr)
-        outcomes = [on_captions(encoder, name, data, rank) for name, data in captioned.items()]
-        outcomes += [on_classes(encoder, name, *data, rank) for name, data in labelled.items()]
+        outcomes = [evaluate_retrieval(encoder, name, data, rank) for name, data in captioned.items()]
+        outcomes += [evaluate_zeroshot(encoder, name, *data, rank) for name, data in labelled.items()]
         if rank == 0:
             found = [outcome for outcome in outcomes if outcome is not None]
             try:
@@ -105,9 +105,9 @@ def _datasets(
 ) -> tuple[dict[str, Captioned], dict[str, tuple[Labelled, Labelled | None]]]:
     captioned = {name: read_captioned(where, args.split) for name, where in _named(args.retrieval, "--retrieval")}
     if args.coco:
-        package, data = coco.metrics(), read_karpathy(args.coco, args.coco_images, args.split)
+        package, data = coco.load_eccv_caption(), read_karpathy(args.coco, args.coco_images, args.split)
         assert data.coco_images is not None and data.coco_captions is not None
-        coco.check(package, data.coco_images, data.coco_captions)
+        coco.check_ids(package, data.coco_images, data.coco_captions)
         captioned["coco"] = data
     labelled: dict[str, tuple[Labelled, Labelled | None]] = {}
     for name, where in _named(args.zeroshot, "--zeroshot"):
@@ -171,7 +171,7 @@ def load(args: argparse.Namespace) -> tuple[Encoder, list[str]]:
     return encoder, notes
 
 
-def write(args: argparse.Namespace, encoder: Encoder, outcomes: list[Outcome], notes: list[str]) -> None:
+def write(args: argparse.Namespace, encoder: Encoder, outcomes: list[TaskResult], notes: list[str]) -> None:
     """results.json, the table and the report."""
     results: dict[str, Any] = {
         "pcmepp": __version__,
@@ -194,5 +194,5 @@ def write(args: argparse.Namespace, encoder: Encoder, outcomes: list[Outcome], n
         print(pages.text_table(outcome))
     name = args.model if not args.pretrained else f"{args.model}, {Path(args.pretrained).name}"
     lead = f"Split {args.split}, {args.precision}, weights {encoder.fingerprint[:12]}. {' '.join(notes)}"
-    page = report.write(args.out, f"Evaluation of {name}", pages.sections(outcomes), lead)
+    page = report.write_report(args.out, f"Evaluation of {name}", pages.report_sections(outcomes), lead)
     print(f"\n{args.out / 'results.json'}\n{page}")

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..data.shards import IMAGE_SUFFIXES
 from ..data.sources import shown
-from .samples import Place, image_file, is_other_image, read_samples, shards_of_folder, shards_of_pattern
+from .samples import ImageRef, image_file, is_other_image, locate_samples, shards_of_folder, shards_of_pattern
 
 Facts = dict[str, Any]
 
@@ -27,7 +27,7 @@ Facts = dict[str, Any]
 class Captioned:
     """Images with one or more captions each, in reading order; captions are counted through all images."""
 
-    images: list[Place] = field(default_factory=list)
+    images: list[ImageRef] = field(default_factory=list)
     captions: list[str] = field(default_factory=list)
     image_of_caption: list[int] = field(default_factory=list)
     facts: list[Facts] = field(default_factory=list)  # of each image, with its "key"
@@ -35,7 +35,7 @@ class Captioned:
     coco_images: list[int] | None = None  # COCO's numbers, where it is COCO
     coco_captions: list[int] | None = None
 
-    def add(self, image: Place, captions: list[str], facts: Facts) -> None:
+    def add(self, image: ImageRef, captions: list[str], facts: Facts) -> None:
         self.image_of_caption += [len(self.images)] * len(captions)
         self.images.append(image)
         self.captions += captions
@@ -48,7 +48,7 @@ class Labelled:
 
     classes: list[str]
     templates: list[str] | None  # with "{c}"; None where the folder has none of its own
-    images: list[Place] = field(default_factory=list)
+    images: list[ImageRef] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
     facts: list[Facts] = field(default_factory=list)
 
@@ -62,7 +62,7 @@ def read_captioned(where: str, split: str = "test", flag: str = "--retrieval") -
     folder = Path(where)
     shards = shards_of_folder(folder, split, flag) if folder.is_dir() else shards_of_pattern(where, flag)
     found = Captioned()
-    for key, image, members in read_samples(shards, flag):
+    for key, image, members in locate_samples(shards, flag):
         facts = _facts(members, key, flag)
         captions = _captions(facts.pop("captions", None), members, key, flag)
         if not captions:
@@ -90,7 +90,7 @@ def read_labelled(where: str, split: str = "test", flag: str = "--zeroshot") -> 
     if not classes:
         raise ValueError(f"{flag} {where}: it has no classes; put their names into classnames.txt, one a line.")
     found = Labelled(classes, templates)
-    for key, image, members in read_samples(shards_of_folder(folder, split, flag), flag):
+    for key, image, members in locate_samples(shards_of_folder(folder, split, flag), flag):
         label = members.get("cls", b"").decode("ascii", "replace").strip()
         if not label.isdigit() or len(label) > 18 or int(label) >= len(classes):
             raise ValueError(

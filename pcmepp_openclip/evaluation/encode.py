@@ -28,7 +28,7 @@ from ..data.decode import BadImage, decode_image
 from ..gaussian import Gaussian
 from ..models.pcmepp import PCMEppCLIP
 from ..system.files import save_tensors
-from .samples import Place
+from .samples import ImageRef
 
 CHUNK = 512
 
@@ -66,7 +66,7 @@ class Encoder:
         """What CLIP multiplies a cosine by."""
         return self.model.logit_scale.detach().exp().item()
 
-    def images(self, places: Sequence[Place], name: str = "images") -> Gaussian:
+    def images(self, places: Sequence[ImageRef], name: str = "images") -> Gaussian:
         stamps = {file: os.stat(file) for file in {place.file for place in places}}
         facts = [(*place, stamps[place.file].st_size, stamps[place.file].st_mtime_ns) for place in places]
 
@@ -161,7 +161,7 @@ def _digest(path: Path, tensors: dict[str, Tensor]) -> str:
 
 
 class _Images(Dataset):
-    def __init__(self, places: Sequence[Place], preprocess: Any, upright: bool):
+    def __init__(self, places: Sequence[ImageRef], preprocess: Any, upright: bool):
         self.places, self.preprocess, self.upright = places, preprocess, upright
 
     def __len__(self) -> int:

@@ -11,7 +11,7 @@ from ..reports import plots
 from ..reports.report import Picture, Plot, Section
 from . import uncertainty
 from .retrieval import DISTANCES
-from .tasks import Outcome, Side
+from .tasks import QueryResults, TaskResult
 
 EXTREMES = 8  # the most and the least uncertain samples that are shown
 COLOURS = ("#2a8c86", "#c8742c", "#7a68b3", "#b3456b", "#6b8e23")  # readable on light and on dark
@@ -24,7 +24,8 @@ The share of images whose class is the most similar one. A class is the mean of 
 prompts are taken, or how they are weighted.
 
 Rows with "oracle" choose on the very images that they are measured on: no result. "bprw_unlabelled"
-has seen these images, without their classes. "chosen_on_validation", "best_K_a_class" and "bprw" use a split apart."""
+has seen these images, without their classes. "chosen_on_validation", "best_K_per_class" and "bprw" use a validation
+split."""
 UNCERTAINTY = """\
 The uncertainty of a sample is the sum of its variances. It has no unit: compare within one model. "bin_correlation" is
 over 10 bins of equal size, -1 where hits fall steadily with uncertainty; "miss_AUROC" is how often a miss is more
@@ -32,7 +33,7 @@ uncertain than a hit, 0.5 by chance. Neither sign is given by the method. A colu
 distance the own partner, or anything that truly fits, comes first; "coco 1k csd R@1" is the one of the paper."""
 
 
-def sections(outcomes: Sequence[Outcome]) -> Iterator[Section]:
+def report_sections(outcomes: Sequence[TaskResult]) -> Iterator[Section]:
     text = UNCERTAINTY  # said once
     for outcome in outcomes:
         yield _numbers(outcome)
@@ -43,7 +44,7 @@ def sections(outcomes: Sequence[Outcome]) -> Iterator[Section]:
             yield from _extremes(outcome)
 
 
-def tables(outcome: Outcome) -> tuple[list[list[str]], list[list[str]]]:
+def tables(outcome: TaskResult) -> tuple[list[list[str]], list[list[str]]]:
     """The metrics as rows: those of the task, for retrieval with a column a distance, and those of the uncertainty."""
     main: dict[str, dict[str, str]] = {}
     other: list[list[str]] = []
@@ -59,7 +60,7 @@ def tables(outcome: Outcome) -> tuple[list[list[str]], list[list[str]]]:
     return [[name, *(row.get(column, "") for column in columns)] for name, row in main.items()], other
 
 
-def text_table(outcome: Outcome) -> str:
+def text_table(outcome: TaskResult) -> str:
     main, other = tables(outcome)
     header = ["", *DISTANCES[: len(main[0]) - 1]] if outcome.task == "retrieval" else ["", "accuracy"]
     rows = [header, *main, *([row + [""] * (len(header) - 2) for row in other])]
@@ -73,7 +74,7 @@ def text_table(outcome: Outcome) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _numbers(outcome: Outcome) -> Section:
+def _numbers(outcome: TaskResult) -> Section:
     main = [[_words_of(name), *cells] for name, *cells in tables(outcome)[0]]
     if outcome.task == "zeroshot":
         text = f"{len(outcome.data.images):,} images of {len(outcome.data.classes):,} classes. {ZEROSHOT}"
@@ -84,7 +85,7 @@ def _numbers(outcome: Outcome) -> Section:
     return Section(f"Retrieval: {outcome.name}", text, main, ["", *DISTANCES[: len(main[0]) - 1]])
 
 
-def _side(outcome: Outcome, side: Side, text: str) -> Section:
+def _side(outcome: TaskResult, side: QueryResults, text: str) -> Section:
     prefix = f"{outcome.task}-{outcome.name}-{side.kind}"
     title = f"{outcome.name}: the {side.kind}"
     drawn = [Plot(f"{prefix}-reliability", _reliability(side), "confidence against hits; on the line they agree")]
@@ -102,7 +103,7 @@ def _side(outcome: Outcome, side: Side, text: str) -> Section:
     return Section(f"{title} and their uncertainty", text, _side_rows(outcome, side), header, drawn)
 
 
-def _side_rows(outcome: Outcome, side: Side) -> list[list[str]]:
+def _side_rows(outcome: TaskResult, side: QueryResults) -> list[list[str]]:
     """A column for each kind of hit; what has to do with none is in the first."""
     rows: dict[str, list[str]] = {}
     for name, value in outcome.metrics.items():
@@ -119,7 +120,7 @@ def _words_of(name: str) -> str:
     return name.replace("_", " ").replace("/", ": ").replace("=", " = ")
 
 
-def _bins(side: Side) -> Any:
+def _bins(side: QueryResults) -> Any:
     figure, axes = plots.new(x="bin of uncertainty", y="hits")
     for (name, hit), colour in zip(side.hits.items(), COLOURS, strict=False):
         shares = [share for _, share, _ in uncertainty.bins(side.uncertainty, hit)]
@@ -129,7 +130,7 @@ def _bins(side: Side) -> Any:
     return figure
 
 
-def _rejection(side: Side) -> Any:
+def _rejection(side: QueryResults) -> Any:
     figure, axes = plots.new(x="share kept", y="hits among them")
     for (name, hit), colour in zip(side.hits.items(), COLOURS, strict=False):
         curve = uncertainty.rejection(side.uncertainty, hit)
@@ -140,7 +141,7 @@ def _rejection(side: Side) -> Any:
     return figure
 
 
-def _reliability(side: Side) -> Any:
+def _reliability(side: QueryResults) -> Any:
     figure, axes = plots.new(x="confidence", y="hits")
     axes.plot([0, 1], [0, 1], color=plots.INK, linewidth=0.8, linestyle=":")
     for (name, hit), colour in zip(side.hits.items(), COLOURS, strict=False):
@@ -150,13 +151,13 @@ def _reliability(side: Side) -> Any:
     return figure
 
 
-def _histogram(side: Side) -> Any:
+def _histogram(side: QueryResults) -> Any:
     figure, axes = plots.new(x="uncertainty", y=side.kind)
     axes.hist(side.uncertainty.tolist(), bins=40, color=COLOURS[0])
     return figure
 
 
-def _words(outcome: Outcome, side: Side) -> Any:
+def _words(outcome: TaskResult, side: QueryResults) -> Any:
     figure, axes = plots.new(x="words in the caption", y="uncertainty")
     words = torch.tensor([len(caption.split()) for caption in outcome.data.captions])
     lengths = words.unique()
@@ -165,7 +166,7 @@ def _words(outcome: Outcome, side: Side) -> Any:
     return figure
 
 
-def _extremes(outcome: Outcome) -> Iterator[Section]:
+def _extremes(outcome: TaskResult) -> Iterator[Section]:
     for side in outcome.sides:
         if side.kind == "images":
             order = side.uncertainty.argsort(descending=True).tolist()
@@ -181,7 +182,7 @@ def _extremes(outcome: Outcome) -> Iterator[Section]:
             yield Section(f"{outcome.name}: most and least uncertain captions", text, rows, ["caption", "uncertainty"])
 
 
-def _picture(outcome: Outcome, number: int, value: float) -> Picture:
+def _picture(outcome: TaskResult, number: int, value: float) -> Picture:
     data = outcome.data
     if outcome.task == "zeroshot":
         text = data.classes[data.labels[number]]

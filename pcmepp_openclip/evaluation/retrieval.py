@@ -140,7 +140,7 @@ def retrieval(
     Arguments:
         image_of_text: for each text the image that it was written for: R@k.
         images_of_text: for each text all images that it fits, where known: mAP@R and R-Precision, and R@1 with any of
-            them right as `true_R@1`. Without, these are computed from `image_of_text` too.
+            them right as `any_match_R@1`. Without, these are computed from `image_of_text` too.
 
     Yields names like "csd/image_to_text_R@1".
     """
@@ -157,7 +157,7 @@ def retrieval(
             found = dict(_one_direction(query, gallery, own, right, distance))
             rsum += sum(100 * value for key, value in found.items() if key.startswith("R@"))
             if images_of_text is None:
-                del found["true_R@1"]
+                del found["any_match_R@1"]
             yield from ((f"{distance}/{name}_{key}", value) for key, value in found.items())
         yield f"{distance}/RSUM", rsum
 
@@ -174,7 +174,7 @@ def _one_direction(
         first.append(hit[:, :1])
         by_query.append(torch.stack(precisions(hit, number_N[rows])))
     yield from recalls(torch.cat(paired))
-    yield "true_R@1", torch.cat(first).float().mean().item()
+    yield "any_match_R@1", torch.cat(first).float().mean().item()
     average, precision = torch.cat(by_query, dim=1).mean(dim=1).tolist()
     yield "mAP@R", average
     yield "R-Precision", precision

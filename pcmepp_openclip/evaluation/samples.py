@@ -16,7 +16,7 @@ MAX_SHARDS = 1_000_000
 OTHER_IMAGES = ("heic", "heif", "avif", "jxl", "svg")  # beside those that Pillow has a name for
 
 
-class Place(NamedTuple):
+class ImageRef(NamedTuple):
     """Where the bytes of an image are: a file of its own, or a part of a tar."""
 
     file: str
@@ -29,8 +29,8 @@ class Place(NamedTuple):
             return file.read(self.size)
 
 
-def image_file(path: Path) -> Place:
-    return Place(os.path.abspath(path), 0, path.stat().st_size)
+def image_file(path: Path) -> ImageRef:
+    return ImageRef(os.path.abspath(path), 0, path.stat().st_size)
 
 
 def shards_of_folder(folder: Path, split: str, flag: str) -> list[str]:
@@ -68,7 +68,7 @@ def is_other_image(name: str) -> bool:
     return suffix not in IMAGE_SUFFIXES and (f".{suffix}" in Image.registered_extensions() or suffix in OTHER_IMAGES)
 
 
-def read_samples(shards: list[str], flag: str) -> Iterator[tuple[str, Place, dict[str, bytes]]]:
+def locate_samples(shards: list[str], flag: str) -> Iterator[tuple[str, ImageRef, dict[str, bytes]]]:
     """Key, image and small members of all samples. Images are only located: a plain tar needs no unpacking.
 
     What would leave out an image is a ValueError.
@@ -83,14 +83,14 @@ def read_samples(shards: list[str], flag: str) -> Iterator[tuple[str, Place, dic
             raise ValueError(f"{flag}: the shard {shard} cannot be read ({why}).") from None
 
 
-def _of_shard(shard: str, flag: str) -> Iterator[tuple[str, Place, dict[str, bytes]]]:
+def _of_shard(shard: str, flag: str) -> Iterator[tuple[str, ImageRef, dict[str, bytes]]]:
     key: str | None = None
-    image: Place | None = None
+    image: ImageRef | None = None
     members: dict[str, bytes] = {}
     keys: set[str] = set()
     names: list[str] = []  # of the sample
 
-    def finished() -> Iterator[tuple[str, Place, dict[str, bytes]]]:
+    def finished() -> Iterator[tuple[str, ImageRef, dict[str, bytes]]]:
         if key is not None and image is not None:
             yield key, image, members
         elif key is not None and (members or any(map(is_other_image, names))):
@@ -115,7 +115,7 @@ def _of_shard(shard: str, flag: str) -> Iterator[tuple[str, Place, dict[str, byt
             if suffix in members or (image is not None and suffix in IMAGE_SUFFIXES):
                 raise LeftOut(f"{flag}: {shard} has the key {shown(key)} twice: give each sample its own.")
             if suffix in IMAGE_SUFFIXES:
-                image = Place(os.path.abspath(shard), info.offset_data, info.size)
+                image = ImageRef(os.path.abspath(shard), info.offset_data, info.size)
             elif suffix in ("txt", "json", "cls"):
                 if info.size > MAX_TEXT_BYTES:
                     raise LeftOut(f"{flag}: {shown(info.name)} of {shard} has more than {MAX_TEXT_BYTES >> 20} MB.")

@@ -24,7 +24,7 @@ STANDARD_PROMPT = "a photo of a {c}."
 
 
 @dataclass
-class Side:
+class QueryResults:
     """One kind of sample with its uncertainties, and what came of each sample when it was the query."""
 
     kind: str  # "images" or "captions"
@@ -34,13 +34,13 @@ class Side:
 
 
 @dataclass
-class Outcome:
+class TaskResult:
     name: str
     task: str
     data: Any  # Captioned or Labelled
     metrics: dict[str, float]
     probabilistic: bool
-    sides: list[Side] = field(default_factory=list)
+    sides: list[QueryResults] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         out: dict[str, Any] = {"images": len(self.data.images)}
@@ -58,13 +58,13 @@ class Outcome:
         return out
 
 
-def on_captions(encoder: Encoder, name: str, data: Captioned, rank: int = 0) -> Outcome | None:
+def evaluate_retrieval(encoder: Encoder, name: str, data: Captioned, rank: int = 0) -> TaskResult | None:
     images = encoder.images(data.images, f"{name}-images")
     texts = encoder.texts(data.captions, f"{name}-captions")
     if rank:
         return None
     pairs = [[i] for i in data.image_of_caption]
-    right = {"R@1": pairs, **({"true_R@1": data.images_of_caption} if data.images_of_caption else {})}
+    right = {"R@1": pairs, **({"any_match_R@1": data.images_of_caption} if data.images_of_caption else {})}
     distances = DISTANCES if encoder.probabilistic else DISTANCES[:1]
     sides = []
     for kind, query, gallery in (("images", images, texts), ("captions", texts, images)):
@@ -73,11 +73,11 @@ def on_captions(encoder: Encoder, name: str, data: Captioned, rank: int = 0) -> 
             by_query = invert(matches, len(data.images)) if kind == "images" else matches
             for distance in (distance for distance in distances if distance in HIT_BY):
                 hits[f"{distance}_{what}"] = first_hit(query, gallery, by_query, distance)
-        sides.append(Side(kind, query.uncertainty, hits, confidence(query, gallery, encoder.scale)))
+        sides.append(QueryResults(kind, query.uncertainty, hits, confidence(query, gallery, encoder.scale)))
     metrics = dict(retrieval(images, texts, data.image_of_caption, data.images_of_caption, distances))
     if data.coco_images is not None:
         assert data.coco_captions is not None
-        package, own = coco.metrics(), data.image_of_caption
+        package, own = coco.load_eccv_caption(), data.image_of_caption
         for distance in distances:
             del metrics[f"{distance}/RSUM"]  # COCO has two, of 1K and of 5K, which have their own names
         metrics |= coco.coco(images, texts, data.coco_images, data.coco_captions, own, distances, package)
@@ -91,12 +91,12 @@ def on_captions(encoder: Encoder, name: str, data: Captioned, rank: int = 0) -> 
         metrics |= {f"images/{k}": v for k, v in uncertainty.against_facts(images.uncertainty, data.facts)}
         counts = None if data.images_of_caption is None else [len(fits) for fits in data.images_of_caption]
         metrics |= {f"captions/{k}": v for k, v in uncertainty.of_captions(texts.uncertainty, data.captions, counts)}
-    return Outcome(name, "retrieval", data, metrics, encoder.probabilistic, sides)
+    return TaskResult(name, "retrieval", data, metrics, encoder.probabilistic, sides)
 
 
-def on_classes(
+def evaluate_zeroshot(
     encoder: Encoder, name: str, data: Labelled, validation: Labelled | None, rank: int = 0
-) -> Outcome | None:
+) -> TaskResult | None:
     templates = data.templates or [template("{c}") for template in open_clip.OPENAI_IMAGENET_TEMPLATES]
     images = encoder.images(data.images, f"{name}-images")
     prompts = encoder.texts([template.format(c=c) for c in data.classes for template in templates], f"{name}-prompts")
@@ -112,14 +112,14 @@ def on_classes(
     classifier = weighted(prompts_CTD, torch.ones(shape[:2]))
     hit = (predict(images.mean, classifier)[:, 0] == torch.tensor(data.labels)).float()
     sure = confidence(images, Gaussian(classifier, classifier), encoder.scale)
-    sides = [Side("images", images.uncertainty, {"accuracy": hit}, sure)]
+    sides = [QueryResults("images", images.uncertainty, {"accuracy": hit}, sure)]
     metrics |= _of_sides(encoder, sides)
     if encoder.probabilistic:
         metrics |= {f"images/{k}": v for k, v in uncertainty.against_facts(images.uncertainty, data.facts)}
-    return Outcome(name, "zeroshot", data, metrics, encoder.probabilistic, sides)
+    return TaskResult(name, "zeroshot", data, metrics, encoder.probabilistic, sides)
 
 
-def _of_sides(encoder: Encoder, sides: Sequence[Side]) -> Iterator[tuple[str, float]]:
+def _of_sides(encoder: Encoder, sides: Sequence[QueryResults]) -> Iterator[tuple[str, float]]:
     for side in sides:
         for what, hit in side.hits.items():
             yield f"{side.kind}/{what}/calibration_error", uncertainty.reliability(side.confidence, hit)[1]

@@ -80,7 +80,7 @@ def against_hits(uncertainty_N: Tensor, hit_N: Tensor) -> Iterator[tuple[str, fl
     yield "miss_AUROC", auroc(uncertainty_N, 1 - hit_N)
     curve = rejection(uncertainty_N, hit_N)
     for kept in KEPT:
-        yield f"hits_of_{kept:.0%}_most_certain", curve[max(1, round(kept * len(curve))) - 1].item()
+        yield f"hits_at_{kept:.0%}_coverage", curve[max(1, round(kept * len(curve))) - 1].item()
     yield "hits_of_all", curve[-1].item()
 
 
@@ -105,6 +105,6 @@ def of_captions(
     fits where that is known. A caption that occurs several times counts once."""
     first = list({caption: i for i, caption in reversed(list(enumerate(captions)))}.values())
     uncertainty = uncertainty_N[first]
-    yield "words_Spearman", spearman(uncertainty, torch.tensor([len(captions[i].split()) for i in first]))
+    yield "spearman_caption_length", spearman(uncertainty, torch.tensor([len(captions[i].split()) for i in first]))
     if number_of_images is not None:
-        yield "matches_Spearman", spearman(uncertainty, torch.tensor([number_of_images[i] for i in first]))
+        yield "spearman_matches", spearman(uncertainty, torch.tensor([number_of_images[i] for i in first]))

@@ -85,9 +85,9 @@ def zeroshot(
 
     all_prompts_csd: the nearest class by the mean CSD to its prompts, |v - mu_t|^2 + u_t averaged over t.
     top_K_certain: the K most certain prompts of each class, for several K; none of them is chosen by this.
-    top_K_chosen_on_validation, best_K_a_class: K for all, and a K for each class, chosen on the validation split.
-    oracle_best_K_a_class: the same chosen on the test split itself, still one classifier.
-    oracle_best_accuracy_a_class: each class at the K that is best for it, the others at that K too, averaged: no
+    top_K_chosen_on_validation, best_K_per_class: K for all, and a K for each class, chosen on the validation split.
+    oracle_best_K_per_class: the same chosen on the test split itself, still one classifier.
+    oracle_best_accuracy_per_class: each class at the K that is best for it, the others at that K too, averaged: no
         classifier does this. The published 41.82 on ImageNet chose on the test set in one of these two ways.
     certainty_weighted: prompts weighted by 1 / uncertainty.
     bprw, bprw_unlabelled: Bayesian prompt re-weighting (`bprw.py`) with ProLIP's two settings: by the first 5
@@ -128,7 +128,7 @@ def zeroshot(
         known, known_labels = validation[0], torch.as_tensor(validation[1])
         k_all, k_C, _ = best_ks(prompts_CTD, known.mean, known_labels)
         yield "top_K_chosen_on_validation", by_ks(torch.full((classes,), k_all))
-        yield "best_K_a_class", by_ks(k_C)
+        yield "best_K_per_class", by_ks(k_C)
         labelled = [(known_labels == c).nonzero()[:, 0] for c in range(classes)]
         weight_CT = prompt_weights(prompts_CTD, known, labelled, FEW_SHOT)
         yield "bprw", accuracy(images_ND, labels_N, weighted_sum(prompts_CTD, weight_CT))
@@ -136,5 +136,5 @@ def zeroshot(
     weight_CT = prompt_weights(prompts_CTD, images, list(nearest_CN), NEIGHBOURS)
     yield "bprw_unlabelled", accuracy(images_ND, labels_N, weighted_sum(prompts_CTD, weight_CT))
     _, k_C, right_C = best_ks(prompts_CTD, images_ND, labels_N)
-    yield "oracle_best_K_a_class", by_ks(k_C)
-    yield "oracle_best_accuracy_a_class", right_C.nanmean().item()
+    yield "oracle_best_K_per_class", by_ks(k_C)
+    yield "oracle_best_accuracy_per_class", right_C.nanmean().item()

@@ -150,7 +150,7 @@ BASES = {  # the plain model whose weights fit a PCME++ model's mean branch
 def register(
     model_class: type,
     create_loss: Callable[[Any, dict], nn.Module],
-    complete_state_dict: Callable[[nn.Module, dict], dict],
+    reconcile_state_dict: Callable[[nn.Module, dict], dict],
     config_dir: Path,
 ) -> None:
     """Make every caller of open_clip know the PCME++ models. A second call does nothing.
@@ -158,7 +158,7 @@ def register(
     Arguments:
         model_class: what a config with a `pcmepp_cfg` block is built as.
         create_loss: (open_clip_train's arguments, `pcmepp_cfg`) to the loss of such a model.
-        complete_state_dict: (model, state dict of a file) to a state dict that fits the model, or an error.
+        reconcile_state_dict: (model, state dict of a file) to a state dict that fits the model, or an error.
         config_dir: the folder of the model configs.
     """
     if getattr(factory, "_pcmepp_registered", False):
@@ -187,7 +187,7 @@ def register(
 
     def convert(stock: Callable, model: nn.Module, state_dict: dict) -> dict:
         state_dict = stock(model, state_dict)
-        return complete_state_dict(model, state_dict) if isinstance(model, model_class) else state_dict
+        return reconcile_state_dict(model, state_dict) if isinstance(model, model_class) else state_dict
 
     def load(stock: Callable, model: nn.Module, checkpoint_path: str, *args: Any, **kwargs: Any) -> Any:
         if isinstance(checkpoint_path, repos.Missing):

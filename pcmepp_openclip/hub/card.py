@@ -21,7 +21,7 @@ CITATION = """\
 }"""
 
 
-def write(folder: Path, facts: Facts) -> str:
+def write_card(folder: Path, facts: Facts) -> str:
     """Draw the plots into `folder`; the card's text."""
     drawn = [
         name

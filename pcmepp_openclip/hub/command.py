@@ -33,12 +33,12 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--message", metavar="TEXT", help="of the commit; by default its step")
     parser.add_argument("--dry-run", action="store_true", help="list files and sizes, show the card, send nothing")
     args = parser.parse_args(argv)
-    target = upload.Target(args.repo, private=args.private, branch=args.branch, pull_request=args.pr)
+    target = upload.HubTarget(args.repo, private=args.private, branch=args.branch, pull_request=args.pr)
     if args.pr and args.tag:
         raise ValueError("--tag names a commit of the repo, which a pull request is not yet: drop one of them.")
     with tempfile.TemporaryDirectory(prefix="pcmepp-push-") as place:
         staged = Path(place)
-        message = staging.prepare(staging.Wanted(args.what, args.repo, args.license, args.model), staged)
+        message = staging.stage(staging.PushRequest(args.what, args.repo, args.license, args.model), staged)
         message = args.message or message
         if args.dry_run:
             return show(staged, args.repo, message)

@@ -14,11 +14,11 @@ from ..system.redact import printable, redact
 LONGEST_WAIT = 600.0  # seconds of a Retry-After that are still waited for
 
 
-class GivenUp(ValueError):
+class PermanentHubError(ValueError):
     """Nothing that waiting would cure, or waited for long enough. The message is one sentence for the user."""
 
 
-class Passing(Exception):
+class TransientHubError(Exception):
     """A failure that may be over soon. `wait` is what the server asks for, in seconds, or None."""
 
     def __init__(self, message: str, wait: float | None = None, answered: bool = True):
@@ -27,42 +27,46 @@ class Passing(Exception):
         self.answered = answered
 
 
-def read(error: Exception, repo_id: str) -> Passing | GivenUp | None:
+def classify(error: Exception, repo_id: str) -> TransientHubError | PermanentHubError | None:
     """What an exception of huggingface_hub's means; None if it is no failure of the Hub."""
     for cause in _causes(error):
         if isinstance(cause, HfHubHTTPError) and cause.response is not None:
             return _by_status(cause, repo_id)
         if isinstance(cause, (HTTPError, ConnectionError, TimeoutError)):  # HTTPError: of the HTTP library, any kind
-            return Passing(f"the Hub cannot be reached ({type(cause).__name__})", answered=False)
+            return TransientHubError(f"the Hub cannot be reached ({type(cause).__name__})", answered=False)
     if isinstance(error, (OSError, RuntimeError)):  # of other ways to send a file, which have no errors of their own
-        return Passing(f"the upload failed ({type(error).__name__}: {clean(str(error))})")
+        return TransientHubError(f"the upload failed ({type(error).__name__}: {clean(str(error))})")
     if isinstance(error, ValueError):  # of the client's own checks: a wrong repo name, a card it does not take
-        return GivenUp(f"The Hub's client refuses {repo_id}: {clean(str(error))}")
+        return PermanentHubError(f"The Hub's client refuses {repo_id}: {clean(str(error))}")
     return None
 
 
-def _by_status(error: HfHubHTTPError, repo_id: str) -> Passing | GivenUp:
+def _by_status(error: HfHubHTTPError, repo_id: str) -> TransientHubError | PermanentHubError:
     status = error.response.status_code
     said = clean(error.server_message or error.response.headers.get("X-Error-Message") or "")
     because = f" ({status}: {said})" if said else f" ({status})"
     if status in (402, 413, 507) or (status == 403 and re.search(r"(?i)quota|storage", said)):
-        return GivenUp(f"There is no room left for {repo_id}{because}: free space or change the plan, then push again.")
+        return PermanentHubError(
+            f"There is no room left for {repo_id}{because}: free space or change the plan, then push again."
+        )
     if status == 403 and re.search(r"(?i)expired", said):  # of an upload's own address: the next try gets a fresh one
-        return Passing(f"the upload took longer than its address was good for{because}")
+        return TransientHubError(f"the upload took longer than its address was good for{because}")
     if status == 401:
-        return GivenUp(f"The Hub does not take the token{because}: set HF_TOKEN or run `hf auth login` again.")
+        return PermanentHubError(
+            f"The Hub does not take the token{because}: set HF_TOKEN or run `hf auth login` again."
+        )
     if status == 403:
-        return GivenUp(
+        return PermanentHubError(
             f"The token may not write to {repo_id}{because}: use one with the right to write, of a member of "
             f"{repo_id.split('/')[0]}."
         )
     if status == 404:
-        return GivenUp(
+        return PermanentHubError(
             f"The Hub does not find {repo_id} or its branch{because}: check the name and the token's rights."
         )
     if status in (408, 409, 412, 425, 429) or status >= 500:
-        return Passing(f"the Hub answers{because}", _seconds(error.response.headers.get("Retry-After")))
-    return GivenUp(f"The Hub refuses the push to {repo_id}{because}.")
+        return TransientHubError(f"the Hub answers{because}", _seconds(error.response.headers.get("Retry-After")))
+    return PermanentHubError(f"The Hub refuses the push to {repo_id}{because}.")
 
 
 def clean(text: str) -> str:

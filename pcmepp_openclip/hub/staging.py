@@ -25,7 +25,7 @@ KEPT = (export.WEIGHTS, export.CONFIG, export.CARD, figures.LOSS, figures.UNCERT
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PushRequest:
     """What a user asked to push.
 
     Arguments:
@@ -41,12 +41,12 @@ class Wanted:
     run: Path | None = None
 
 
-def prepare(wanted: Wanted, target: Path) -> str:
-    """Write what is to be pushed to the folder `target`; the message of the commit."""
+def stage(request: PushRequest, folder: Path) -> str:
+    """Write what is to be pushed to the folder `folder`; the message of the commit."""
     host.never_ask()
-    path = wanted.path
+    path = request.path
     if (path / export.CONFIG).is_file():
-        return _copy_local_dir(wanted, target)
+        return _copy_local_dir(request, folder)
     if path.is_dir():
         found = checkpoints.newest_good(path / "checkpoints")
         if found is None:
@@ -54,30 +54,30 @@ def prepare(wanted: Wanted, target: Path) -> str:
                 f"{path} holds neither {export.CONFIG} nor a good checkpoints/epoch_N.pt: name a run, a .pt file or a "
                 "local-dir."
             )
-        return _from_checkpoint(found, wanted, path, target)
+        return _from_checkpoint(found, request, path, folder)
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file or folder.")
-    run = wanted.run or (path.parent.parent if path.parent.name == "checkpoints" else None)
-    return _from_checkpoint(path, wanted, run, target)
+    run = request.run or (path.parent.parent if path.parent.name == "checkpoints" else None)
+    return _from_checkpoint(path, request, run, folder)
 
 
-def _from_checkpoint(path: Path, wanted: Wanted, run: Path | None, target: Path) -> str:
+def _from_checkpoint(path: Path, request: PushRequest, run: Path | None, folder: Path) -> str:
     checkpoint = _read(path)
     about = record.checked(checkpoint.get("about"))
     training = checkpoint["training"] if isinstance(checkpoint.get("training"), dict) else {}
     tensors = {str(name).removeprefix("module."): tensor for name, tensor in checkpoint["state_dict"].items()}
     if not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
         raise ValueError(f"{path} is no checkpoint: its state_dict holds more than tensors.")
-    config = _config(path, about, wanted.model, tensors)
+    config = _config(path, about, request.model, tensors)
     samples, epochs = record.count(training.get("samples_seen")), record.count(checkpoint.get("epoch"))
     logs = run / "checkpoints" if run else path.parent
     metrics, bins = _last(logs / record.RESULTS, epochs), _last(logs / record.UNCERTAINTY, epochs)
-    history = [] if samples is None else record.lines(logs / record.HISTORY, "samples", samples)
+    history = [] if samples is None else record.read_lines(logs / record.HISTORY, "samples", samples)
     facts = Facts(
-        repo_id=wanted.repo_id,
+        repo_id=request.repo_id,
         config=config,
         parameters=sum(tensor.numel() for tensor in tensors.values()),
-        license=wanted.license,
+        license=request.license,
         about=about,
         step=record.count(training.get("step")),
         epochs=epochs,
@@ -87,8 +87,8 @@ def _from_checkpoint(path: Path, wanted: Wanted, run: Path | None, target: Path)
         bins={name: pair for name, pair in bins.items() if record.is_name(name) and _is_curve(pair)},
     )
     tokenizer = _tokenizer(path, config)
-    target.mkdir(parents=True, exist_ok=True)
-    export.write(target, tensors, config, card.write(target, facts), tokenizer)
+    folder.mkdir(parents=True, exist_ok=True)
+    export.write_folder(folder, tensors, config, card.write_card(folder, facts), tokenizer)
     if facts.step is None:
         return f"Weights of {path.name}"
     return f"Step {facts.step}: {epochs} epochs, {samples} samples seen"
@@ -119,7 +119,9 @@ def _config(path: Path, about: dict, name: str | None, tensors: dict) -> dict:
     if name is not None:
         try:
             with torch.device("meta"):
-                config = export.describe(open_clip.create_model(name, device="meta", pretrained_text=False), name)
+                config = export.model_config_of(
+                    open_clip.create_model(name, device="meta", pretrained_text=False), name
+                )
         except RuntimeError as error:  # open_clip's kind for a wrong name
             raise ValueError(f"--model {name}: {error}") from None
     try:
@@ -179,37 +181,37 @@ def _is_curve(pair: Any) -> bool:
 
 def _last(path: Path, epoch: int | None) -> dict[str, Any]:
     """The line of the latest epoch, up to the checkpoint's."""
-    found = record.lines(path, "epoch", float("inf") if epoch is None else epoch)
+    found = record.read_lines(path, "epoch", float("inf") if epoch is None else epoch)
     merged: dict[str, Any] = {}
     for line in found:  # zero-shot and retrieval are not measured at the same epochs
         merged |= line
     return merged
 
 
-def _copy_local_dir(wanted: Wanted, target: Path) -> str:
-    source = wanted.path
+def _copy_local_dir(request: PushRequest, folder: Path) -> str:
+    source = request.path
     if not (source / export.WEIGHTS).is_file():
         raise ValueError(f"{source} has no {export.WEIGHTS}: only safetensors are pushed, no pickles.")
-    target.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for pattern in KEPT:
         for path in source.glob(pattern):
-            if not (target / path.name).exists():  # it may fit two patterns
-                _copy(path, target / path.name)
+            if not (folder / path.name).exists():  # it may fit two patterns
+                _copy(path, folder / path.name)
     try:
-        config = json.loads((target / export.CONFIG).read_text(encoding="utf-8"))
+        config = json.loads((folder / export.CONFIG).read_text(encoding="utf-8"))
         _check_exported(config, str(source))
-        tensors = host.read_state_dict(target / export.WEIGHTS)
+        tensors = host.read_state_dict(folder / export.WEIGHTS)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{source} is not a folder that open_clip exports: {error}") from None
     text_cfg = config["model_cfg"]["text_cfg"]
     if text_cfg.get("hf_tokenizer_name"):
-        host.repos.check_tokenizer(target, str(source))
+        host.repos.check_tokenizer(folder, str(source))
         text_cfg["hf_tokenizer_name"] = host.OWN_TOKENIZER
-        (target / export.CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    if not (target / export.CARD).exists():
+        (folder / export.CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    if not (folder / export.CARD).exists():
         parameters = sum(tensor.numel() for tensor in tensors.values())
-        facts = Facts(wanted.repo_id, config, parameters, wanted.license)
-        (target / export.CARD).write_text(card.write(target, facts), encoding="utf-8")
+        facts = Facts(request.repo_id, config, parameters, request.license)
+        (folder / export.CARD).write_text(card.write_card(folder, facts), encoding="utf-8")
     return f"Weights of {source.resolve().name}"
 
 
@@ -221,7 +223,7 @@ def _check_exported(config: Any, where: str) -> None:
         raise ValueError(f"its {export.CONFIG} has no model_cfg with vision_cfg and text_cfg.")
 
 
-def _copy(source: Path, target: Path) -> None:
+def _copy(source: Path, folder: Path) -> None:
     """A file as it is. A link is not followed: it may lead to anything, and what is pushed may be public."""
     if source.is_symlink():
         raise ValueError(f"{source} is a symbolic link, which is not followed: put the file itself in its place.")
@@ -231,7 +233,7 @@ def _copy(source: Path, target: Path) -> None:
         ) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ValueError(f"{source} is not a file: remove or rename it.")
-            with target.open("wb") as copy:
+            with folder.open("wb") as copy:
                 shutil.copyfileobj(file, copy, 1 << 24)
     except OSError as error:
         if error.errno == errno.EISDIR:

@@ -1,6 +1,6 @@
 """One push: a folder to a Hub repo, as one commit of what has changed, tried again where that helps.
 
-    target = Target("org/name", private=True)
+    target = HubTarget("org/name", private=True)
     check(target)                                      # the token and the right to write, before there is anything
     pushed = push(folder, target, "Step 48")           # again: nothing is sent
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from . import errors
-from .errors import GivenUp, Passing
+from .errors import PermanentHubError, TransientHubError
 
 WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds between tries; the client has its own within a file
 SILENCE = 60.0  # seconds without an answer or a byte that the Hub may take; the client would wait for ever
@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Target:
+class HubTarget:
     """Where to push.
 
     Arguments:
@@ -63,15 +63,15 @@ class Pushed:
     changed: bool
 
 
-def check(target: Target, silence: float = SILENCE) -> None:
+def check_access(target: HubTarget, silence: float = SILENCE) -> None:
     """Make the repo if it is not there, and see that this token may write to it.
 
-    GivenUp says in one sentence why it may not; Passing that the Hub could not be asked.
+    PermanentHubError says in one sentence why it may not; TransientHubError that the Hub could not be asked.
     """
     from huggingface_hub import get_token
 
     if not get_token():
-        raise GivenUp(
+        raise PermanentHubError(
             f"There is no token to push to {target.repo_id} with: set HF_TOKEN or run `hf auth login`. "
             "There is no flag for it, since flags are logged."
         )
@@ -85,7 +85,7 @@ def check(target: Target, silence: float = SILENCE) -> None:
 
 
 def push(
-    folder: Path, target: Target, message: str, tag: str | None = None, say: Say = lambda _: None, bars: bool = False
+    folder: Path, target: HubTarget, message: str, tag: str | None = None, say: Say = lambda _: None, bars: bool = False
 ) -> Pushed:
     """Commit the files of `folder`; those that the repo already holds are not sent.
 
@@ -98,7 +98,7 @@ def push(
     api = _api()
 
     def commit() -> Any:
-        check(target)
+        check_access(target)
         if target.branch:
             api.create_branch(target.repo_id, branch=target.branch, exist_ok=True)
         files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
@@ -119,7 +119,7 @@ def push(
     return Pushed(info.pr_url or info.commit_url, info.oid, info.oid != head)
 
 
-def _head(api: Any, target: Target) -> str | None:
+def _head(api: Any, target: HubTarget) -> str | None:
     """The commit that is there now, None if there is none or no repo."""
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
@@ -129,40 +129,46 @@ def _head(api: Any, target: Target) -> str | None:
         return None
 
 
-def _tag(api: Any, target: Target, tag: str, commit: str) -> None:
+def _tag(api: Any, target: HubTarget, tag: str, commit: str) -> None:
     there = {ref.name: ref.target_commit for ref in api.list_repo_refs(target.repo_id).tags}
     if there.get(tag, commit) != commit:
-        raise GivenUp(f"{target.repo_id} is pushed, but its tag '{tag}' stands for another commit: choose another tag.")
+        raise PermanentHubError(
+            f"{target.repo_id} is pushed, but its tag '{tag}' stands for another commit: choose another tag."
+        )
     api.create_tag(target.repo_id, tag=tag, revision=commit, exist_ok=True)
 
 
-def _patiently(target: Target, do: Callable[[], T], say: Say) -> T:
-    """`do`, tried again with longer and longer waits where that may help; GivenUp where not."""
+def _patiently(target: HubTarget, do: Callable[[], T], say: Say) -> T:
+    """`do`, tried again with longer and longer waits where that may help; PermanentHubError where not."""
     for wait in (*WAITS, None):
         try:
             return _meaning(target, do)
-        except Passing as passing:
+        except TransientHubError as passing:
             if target.pull_request and not passing.answered:  # it may have been opened: not a second one
-                raise GivenUp(f"No answer whether the pull request was opened: look at {target.repo_id}.") from None
+                raise PermanentHubError(
+                    f"No answer whether the pull request was opened: look at {target.repo_id}."
+                ) from None
             if wait is None:
-                raise GivenUp(f"Gave up pushing to {target.repo_id} after {len(WAITS) + 1} tries: {passing}.") from None
+                raise PermanentHubError(
+                    f"Gave up pushing to {target.repo_id} after {len(WAITS) + 1} tries: {passing}."
+                ) from None
             wait = wait if passing.wait is None else passing.wait
             say(f"Pushing to {target.repo_id}: {passing}; trying again in {wait:g} s.")
         time.sleep(wait)
     raise AssertionError
 
 
-def _meaning(target: Target, do: Callable[[], T], silence: float = SILENCE) -> T:
-    """`do`, with the exceptions of the client as GivenUp or Passing."""
+def _meaning(target: HubTarget, do: Callable[[], T], silence: float = SILENCE) -> T:
+    """`do`, with the exceptions of the client as PermanentHubError or TransientHubError."""
     from huggingface_hub import get_session
 
     get_session().timeout = silence
     try:
         return do()
-    except (GivenUp, Passing):
+    except (PermanentHubError, TransientHubError):
         raise
     except Exception as error:
-        known = errors.read(error, target.repo_id)
+        known = errors.classify(error, target.repo_id)
         if known is None:
             raise
         raise known from None

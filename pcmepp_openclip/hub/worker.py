@@ -87,10 +87,10 @@ def push(message: dict, settings: dict, inbox: Inbox) -> str:
             raise Superseded
 
     run = Path(settings["run"])
-    target = upload.Target(**settings["target"])
+    target = upload.HubTarget(**settings["target"])
     with tempfile.TemporaryDirectory(dir=run, prefix=STAGING) as place:
-        wanted = staging.Wanted(Path(message["checkpoint"]), target.repo_id, settings["license"], run=run)
-        text = staging.prepare(wanted, Path(place))
+        request = staging.PushRequest(Path(message["checkpoint"]), target.repo_id, settings["license"], run=run)
+        text = staging.stage(request, Path(place))
         tag = f"step-{message['step']}" if settings["tag"] else None
         return upload.push(Path(place), target, text, tag, say).url
 

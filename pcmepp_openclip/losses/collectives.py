@@ -14,7 +14,7 @@ def all_reduce(x: Tensor, how: str) -> Tensor:
     return x
 
 
-class Gather(torch.autograd.Function):
+class AllGather(torch.autograd.Function):
     """The rows of all ranks in order of rank; the gradient of a rank's rows is the sum over ranks."""
 
     @staticmethod

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ..config import PCMEppCfg
 from ..gaussian import Gaussian
 from ..precision import full_precision
-from .collectives import Gather, MeanOverRanks
+from .collectives import AllGather, MeanOverRanks
 from .fused import PairLosses, TruePairs
 from .matching import pairs_divisor
 from .vib import vib
@@ -129,7 +129,7 @@ class PCMEppLoss(nn.Module):
         return {name: weight * value for name, weight, value in weighted if weight > 0}
 
     def _gather(self, x: Tensor) -> Tensor:
-        return Gather.apply(x) if self.world_size > 1 else x
+        return AllGather.apply(x) if self.world_size > 1 else x
 
     @torch.no_grad()
     def _diagnose(self, images: Gaussian, texts: Gaussian, a: Tensor, b: Tensor, pseudo: Tensor) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from .. import host
 from ..system import files
 from ..system.redact import printable
-from .pcmepp import is_sigma
+from .pcmepp import is_pcmepp_parameter
 
 
 def main(argv: list[str]) -> None:
@@ -41,9 +41,9 @@ def to_clip(source: Path, target: Path) -> tuple[list[str], list[str]]:
         raise ValueError(f"{source}: there is no such file.")
     files.check_folder(target.parent, "The folder")
     state_dict = host.read_state_dict(source)
-    dropped = [name for name in state_dict if is_sigma(name)]
+    dropped = [name for name in state_dict if is_pcmepp_parameter(name)]
     if not dropped:
         raise ValueError(f"{source} has no log-variance branch: it is not a PCME++ checkpoint.")
-    kept = {name: tensor.contiguous() for name, tensor in state_dict.items() if not is_sigma(name)}
+    kept = {name: tensor.contiguous() for name, tensor in state_dict.items() if not is_pcmepp_parameter(name)}
     files.save_tensors(kept, target)
     return list(kept), dropped

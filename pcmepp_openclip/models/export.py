@@ -5,7 +5,7 @@ open_clip_config.json          {"model_cfg": with its pcmepp_cfg, "preprocess_cf
 tokenizer files                where the model has its own, not CLIP's
 README.md, *.png               the model card
 
-export(model, Path("exported"), "PCMEpp-ViT-B-16")
+export_model(model, Path("exported"), "PCMEpp-ViT-B-16")
 open_clip.create_model("local-dir:exported")
 """
 
@@ -28,7 +28,9 @@ CARD = "README.md"
 PREPROCESSING = ("mean", "std", "interpolation", "resize_mode", "fill_color")  # the size is the model's own
 
 
-def export(model: nn.Module, folder: Path, config: str | dict, card: str | None = None, tokenizer: Any = None) -> Path:
+def export_model(
+    model: nn.Module, folder: Path, config: str | dict, card: str | None = None, tokenizer: Any = None
+) -> Path:
     """Write `model` to a folder that `open_clip.create_model("local-dir:FOLDER")` reads.
 
     Arguments:
@@ -36,10 +38,10 @@ def export(model: nn.Module, folder: Path, config: str | dict, card: str | None 
         card: the text of README.md.
         tokenizer: the model's own, where it is not CLIP's: an `open_clip.tokenizer.HFTokenizer`.
     """
-    return write(folder, model.state_dict(), describe(model, config), card, tokenizer)
+    return write_folder(folder, model.state_dict(), model_config_of(model, config), card, tokenizer)
 
 
-def describe(model: nn.Module, config: str | dict) -> dict:
+def model_config_of(model: nn.Module, config: str | dict) -> dict:
     """The content of `open_clip_config.json` for a model that was built from `config`, flags and all."""
     found = open_clip.get_model_config(config) if isinstance(config, str) else config
     if found is None:
@@ -59,7 +61,7 @@ def describe(model: nn.Module, config: str | dict) -> dict:
     return {"model_cfg": model_cfg, "preprocess_cfg": preprocess_cfg}
 
 
-def write(
+def write_folder(
     folder: Path, tensors: Mapping[str, Tensor], config: dict, card: str | None = None, tokenizer: Any = None
 ) -> Path:
     """The folder, from its parts."""

@@ -10,7 +10,7 @@ from .. import host
 from ..config import PCMEppCfg
 from ..gaussian import Gaussian
 from ..precision import full_precision
-from .towers import read_token, run_blocks
+from .towers import pool_last_block, run_blocks
 
 MIN_A = 1e-2
 
@@ -79,8 +79,8 @@ class PCMEppCLIP(host.CLIP):
         bias = self_cfg.init_logvar_bias
         self.visual.uncertainty_bias = None if bias is None else nn.Parameter(torch.full((embed_dim,), float(bias)))
         self.uncertainty_text_bias = None if bias is None else nn.Parameter(torch.full((embed_dim,), float(bias)))
-        self.negative_scale = nn.Parameter(torch.full((1,), float(self_cfg.init_a)))
-        self.shift = nn.Parameter(torch.full((1,), float(self_cfg.init_b)))
+        self.negative_scale = nn.Parameter(torch.full((1,), float(self_cfg.init_match_scale)))
+        self.shift = nn.Parameter(torch.full((1,), float(self_cfg.init_match_shift)))
 
     @property
     def match_scale(self) -> Tensor:
@@ -149,7 +149,7 @@ class PCMEppCLIP(host.CLIP):
     def lock_image_tower(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
         super().lock_image_tower(unlocked_groups, freeze_bn_stats)
         for name, parameter in self.visual.named_parameters():
-            if is_sigma(name):
+            if is_pcmepp_parameter(name):
                 parameter.requires_grad = True
 
     @torch.jit.ignore
@@ -171,11 +171,13 @@ class PCMEppCLIP(host.CLIP):
     def _image_mean(self, x_NLC: Tensor) -> Tensor:
         transformer = self.visual.transformer
         blocks = transformer.resblocks[-self.pcmepp_cfg.head_layers :]
-        return host.project_image(self.visual, read_token(blocks, x_NLC, None, None, transformer.grad_checkpointing))
+        return host.project_image(
+            self.visual, pool_last_block(blocks, x_NLC, None, None, transformer.grad_checkpointing)
+        )
 
     def _image_logvar(self, x_NLC: Tensor) -> Tensor:
         transformer = self.visual.uncertainty_transformer
-        x_N1C = read_token(transformer.resblocks, x_NLC, None, None, transformer.grad_checkpointing)
+        x_N1C = pool_last_block(transformer.resblocks, x_NLC, None, None, transformer.grad_checkpointing)
         return _logvar(x_N1C, self.visual.uncertainty_proj, self.visual.uncertainty_bias)
 
     # The text tower, likewise.
@@ -201,7 +203,7 @@ class PCMEppCLIP(host.CLIP):
     def _text_mean(self, x_NLC: Tensor, text: Tensor) -> Tensor:
         blocks = self.transformer.resblocks[-self.pcmepp_cfg.head_layers :]
         recompute = self.transformer.grad_checkpointing
-        x_N1C = read_token(blocks, x_NLC, self._text_token(text), self._text_mask(text.shape[1]), recompute)
+        x_N1C = pool_last_block(blocks, x_NLC, self._text_token(text), self._text_mask(text.shape[1]), recompute)
         x_NC = self.ln_final(x_N1C).squeeze(1)
         if self.text_projection is None:
             return x_NC
@@ -211,7 +213,7 @@ class PCMEppCLIP(host.CLIP):
 
     def _text_logvar(self, x_NLC: Tensor, text: Tensor) -> Tensor:
         transformer = self.uncertainty_transformer
-        x_N1C = read_token(
+        x_N1C = pool_last_block(
             transformer.resblocks,
             x_NLC,
             self._text_token(text),
@@ -247,7 +249,7 @@ class PCMEppCLIP(host.CLIP):
             raise ValueError(f"Without a causal mask texts cannot be cut: pad them to {self.context_length} tokens.")
 
 
-def is_sigma(name: str) -> bool:
+def is_pcmepp_parameter(name: str) -> bool:
     """Whether a tensor of that name is PCME++'s own, not plain CLIP's."""
     return "uncertainty_" in name or name in ("negative_scale", "shift")
 

@@ -3,12 +3,12 @@
 import logging
 from typing import Any
 
-from .pcmepp import is_sigma
+from .pcmepp import is_pcmepp_parameter
 
 RESIZED = ("positional_embedding", "visual.positional_embedding")  # open_clip interpolates these when they differ
 
 
-def complete_state_dict(model: Any, state_dict: dict) -> dict:
+def reconcile_state_dict(model: Any, state_dict: dict) -> dict:
     """A state dict that `model` loads strictly, or a ValueError in one sentence.
 
     A file without any log-variance tensor is a plain CLIP: the mean branch takes its weights, the log-variance
@@ -20,14 +20,14 @@ def complete_state_dict(model: Any, state_dict: dict) -> dict:
     unknown = [name for name in state_dict if name not in own]
     if len(missing) == len(own):
         raise ValueError("it holds none of the model's tensors: not a CLIP or PCME++ checkpoint.")
-    sigma_missing = [name for name in missing if is_sigma(name)]
-    sigma_present = [name for name in own if is_sigma(name) and name in state_dict]
+    sigma_missing = [name for name in missing if is_pcmepp_parameter(name)]
+    sigma_present = [name for name in own if is_pcmepp_parameter(name) and name in state_dict]
     if sigma_present and sigma_missing:
         raise ValueError(
             f"it has {len(sigma_present)} tensors of the log-variance branch but lacks {len(sigma_missing)}: "
             f"{', '.join(sigma_missing)}. Use the model config that it was trained with."
         )
-    plain_missing = [name for name in missing if not is_sigma(name)]
+    plain_missing = [name for name in missing if not is_pcmepp_parameter(name)]
     if plain_missing or unknown:
         faults = [f"it lacks {_some(plain_missing)}"] * bool(plain_missing) + [f"unknown are {_some(unknown)}"] * bool(
             unknown

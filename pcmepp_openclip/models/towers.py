@@ -1,8 +1,8 @@
 """How a tower's tokens become two embeddings at less than CLIP's cost.
 
 CLIP reads one token of a tower's last block: CLS of the image, EOT of the text. So that block needs query, output
-projection and MLP of that one token only, and no keys and values at all (see `attend`). Both branches of a PCME++
-tower, mean and log-variance, end in such a block:
+projection and MLP of that one token only, and no keys and values at all (see `single_query_attention`). Both
+branches of a PCME++ tower, mean and log-variance, end in such a block:
 
     embeddings -> shared blocks -+-> mean blocks  -> last block for one token -> norm, projection -> mean
                                  +-> sigma blocks -> last block for one token -> projection       -> logvar
@@ -29,7 +29,7 @@ def run_blocks(blocks: Iterable[nn.Module], x_NLC: Tensor, mask_LL: Tensor | Non
     return x_NLC
 
 
-def read_token(
+def pool_last_block(
     blocks: Sequence[nn.Module], x_NLC: Tensor, token_N: Tensor | None, mask_LL: Tensor | None, recompute: bool
 ) -> Tensor:
     """One token a sample of what `blocks` give, [N, 1, C]; the last block is computed for that token alone.
@@ -53,11 +53,15 @@ def _last_block(block: Any, x_NLC: Tensor, token_N: Tensor | None, mask_LL: Tens
     mask_NL = None
     if mask_LL is not None:
         mask_NL = mask_LL[:1].expand(x_NLC.shape[0], -1) if token_N is None else mask_LL[token_N]
-    x_N1C = _pick(x_NLC, token_N) + block.ls_1(attend(block.attn, _pick(normed_NLC, token_N), normed_NLC, mask_NL))
+    x_N1C = _pick(x_NLC, token_N) + block.ls_1(
+        single_query_attention(block.attn, _pick(normed_NLC, token_N), normed_NLC, mask_NL)
+    )
     return x_N1C + block.ls_2(block.mlp(block.ln_2(x_N1C)))
 
 
-def attend(attn: nn.MultiheadAttention, query_N1C: Tensor, x_NLC: Tensor, mask_NL: Tensor | None) -> Tensor:
+def single_query_attention(
+    attn: nn.MultiheadAttention, query_N1C: Tensor, x_NLC: Tensor, mask_NL: Tensor | None
+) -> Tensor:
     """Attention of one token a sample to all of its tokens, [N, 1, C], as `attn` gives it, at a fraction of the cost.
 
     For a single query q of a head, matrix products may be taken in another order, which spares the keys K x and the

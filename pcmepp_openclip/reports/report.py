@@ -57,7 +57,7 @@ class Section:
     pictures: Sequence[Picture] = ()
 
 
-def write(folder: Path, title: str, sections: Iterable[Section], lead: str = "") -> Path:
+def write_report(folder: Path, title: str, sections: Iterable[Section], lead: str = "") -> Path:
     """Write `folder`/index.html, and `folder`/NAME.png for each plot; the path of the page."""
     sections = list(sections)
     names = [plot.name for section in sections for plot in section.plots]

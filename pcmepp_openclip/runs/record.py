@@ -33,7 +33,7 @@ VALIDATED = "validated.jsonl"
 OF_THE_MACHINE = re.compile(
     r"(train_data|val_data|imagenet_v\w+|csv_\w+|cache_dir|logs|name|log_\w+|\w+_path|resume|device|dist_\w+|report_to"
     r"|wandb\w*|tensorboard\w*|debug|copy_codebase|no_set_device_rank|remote_\w+|rank|local_rank|dry_run|push_to_hub"
-    r"|hub_\w+|save_\w+|keep_most_recent|delete_previous_checkpoint|stall_minutes|trace|train_data_sizes|distributed)"
+    r"|hub_\w+|save_\w+|keep_most_recent|delete_previous_checkpoint|rank_timeout_minutes|trace|train_data_sizes|distributed)"
 )
 
 # What a run is built of: a checkpoint of another does not go on with it. And what matters at its start only.
@@ -41,7 +41,7 @@ FIXED = (
     *("model", "opt", "siglip", "force_quick_gelu", "force_image_size", "force_context_length"),
     *("lock_image", "lock_image_unlocked_groups", "lock_text", "lock_text_unlocked_layers"),
 )
-AT_START = ("pretrained", "pretrained_image", "init_a", "init_b", "init_logvar_bias")
+AT_START = ("pretrained", "pretrained_image", "init_match_scale", "init_match_shift", "init_logvar_bias")
 
 _MODEL = re.compile(r"(hf-hub:)?[\w.-]+(/[\w.-]+)?(@[\w.-]+)?")  # a name of a model, an optimizer or of weights
 
@@ -71,7 +71,9 @@ def changes(now: dict[str, Any], before: dict[str, Any]) -> dict[str, list]:
     return {name: [before.get(name), now.get(name)] for name in names if before.get(name) != now.get(name)}
 
 
-def about(args: Any, model: nn.Module, sources: list[dict], resumed: dict[str, Any] | None = None) -> dict[str, Any]:
+def run_metadata(
+    args: Any, model: nn.Module, sources: list[dict], resumed: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """What may be told of a run: to be saved with its weights.
 
     Arguments:
@@ -88,7 +90,7 @@ def about(args: Any, model: nn.Module, sources: list[dict], resumed: dict[str, A
     versions = {"pcmepp-openclip": __version__, "open_clip_torch": importlib.metadata.version("open_clip_torch")}
     versions |= {"torch": torch.__version__, "python": platform.python_version()}
     return {
-        "config": export.describe(model, config),
+        "config": export.model_config_of(model, config),
         "hyperparameters": in_effect(hyperparameters(vars(args)), (resumed or {}).get("hyperparameters") or {}),
         "changes": (resumed or {}).get("changes") or [],
         "data": sources,
@@ -129,13 +131,13 @@ def _is_harmless(value: Any, depth: int = 0) -> bool:
 
 def sources_of(args: Any) -> list[dict]:
     """Name, samples and share of an epoch of each source of the training data, None where that is not known."""
-    plan = data.sources(args)
+    plan = data.training_sources(args)
     if plan is not None:
         return plan
     return [{"name": args.dataset_type, "samples": args.train_num_samples, "share": 1.0}]
 
 
-def append(path: Path, line: dict[str, Any]) -> None:
+def append_line(path: Path, line: dict[str, Any]) -> None:
     """A line of a file that grows. What cannot be written is no reason to stop a run."""
     try:
         with path.open("a", encoding="utf-8") as file:
@@ -151,7 +153,7 @@ def end_last_line(path: Path) -> None:
             file.write(b"\n")
 
 
-def lines(path: Path, key: str, last: float = math.inf) -> list[dict[str, Any]]:
+def read_lines(path: Path, key: str, last: float = math.inf) -> list[dict[str, Any]]:
     """The lines of such a file up to `last`, the latest word for each value of `key`; damaged ones are left out."""
     found: dict[float, dict[str, Any]] = {}
     try:

@@ -30,7 +30,7 @@ from ..system import files
 from . import push
 from .coordination import EXIT_STOPPED, Stopped, end_children
 from .dry_run import dry_run
-from .hooks import Loop
+from .hooks import TrainingHooks
 from .validation import evaluate
 
 OVERRIDES = {  # flag: (key of pcmepp_cfg, help)
@@ -39,8 +39,8 @@ OVERRIDES = {  # flag: (key of pcmepp_cfg, help)
     "--vib-weight": ("vib_weight", "weight of the VIB, the paper's beta"),
     "--pp-weight": ("pp_weight", "weight of the pseudo-positives, the paper's alpha"),
     "--match-reduction": ("reduction", "of the matching loss: 'mean' over all pairs, or 'sum' / batch size"),
-    "--init-a": ("init_a", "start of a in the matching logit -a d + b"),
-    "--init-b": ("init_b", "start of b in the matching logit -a d + b"),
+    "--init-match-scale": ("init_match_scale", "start of a in the matching logit -a d + b"),
+    "--init-match-shift": ("init_match_shift", "start of b in the matching logit -a d + b"),
     "--init-logvar-bias": ("init_logvar_bias", "start of the bias on the log-variances"),
 }
 SLOW_ON_CPU = ("amp", "fp16", "pure_fp16")  # "amp" is open_clip's default; bfloat16 is fast on many CPUs
@@ -94,7 +94,7 @@ def own_parser() -> argparse.ArgumentParser:
         "--save-every-minutes", type=float, default=30, help="checkpoints within an epoch; 0 for none", metavar="X"
     )
     group.add_argument(
-        "--stall-minutes",
+        "--rank-timeout-minutes",
         type=float,
         default=10,
         help="a rank that does not answer, or data that do not come, for so long end the run",
@@ -130,8 +130,8 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> argparse.Namespace:
         check_places(args)
         if not args.dry_run and args.logs.lower() != "none":
             files.check_folder(Path(args.logs), "--logs")
-        data.check(args)
-        push.check(args)
+        data.check_data(args)
+        push.check_hub_flags(args)
     if args.dry_run:
         dry_run(args)
     return args
@@ -140,12 +140,12 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> argparse.Namespace:
 def run(args: argparse.Namespace, rest: list[str]) -> int:
     """Stock `main` on these arguments, with ours in the place of some functions that it calls."""
     probabilistic = args.pcmepp_cfg is not None
-    args.keep_most_recent, args.save_most_recent = args.save_most_recent, False  # `Loop` saves, not `main`
+    args.keep_most_recent, args.save_most_recent = args.save_most_recent, False  # `TrainingHooks` saves, not `main`
     os.environ.setdefault("WANDB_RESUME", "allow")  # main means to, but compares after it has overwritten --resume
     sources = record.sources_of(args) if args.rank == 0 else []
     pushing = push.Pusher(args)
     evaluation = evaluate if probabilistic else training.stock_evaluate
-    loop = Loop(args, evaluation, keep_rng=probabilistic, sources=sources, pusher=pushing)
+    loop = TrainingHooks(args, evaluation, keep_rng=probabilistic, sources=sources, pusher=pushing)
 
     def create_model_and_transforms(*positional: Any, **kwargs: Any) -> Any:
         if probabilistic and positional[0] == args.model:
@@ -194,7 +194,7 @@ def check_numbers(args: argparse.Namespace) -> None:
         if getattr(args, flag) < least:
             name = flag.replace("_", "-")
             raise ValueError(f"--{name} must be at least {least}, not {getattr(args, flag)}.")
-    for flag, zero in (("stall_minutes", False), ("save_every_minutes", True), ("save_retry_minutes", True)):
+    for flag, zero in (("rank_timeout_minutes", False), ("save_every_minutes", True), ("save_retry_minutes", True)):
         if not (getattr(args, flag) > 0 or (zero and getattr(args, flag) == 0)):
             name = flag.replace("_", "-")
             raise ValueError(f"--{name} must be {'at least' if zero else 'more than'} 0, not {getattr(args, flag):g}.")

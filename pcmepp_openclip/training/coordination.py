@@ -44,10 +44,10 @@ _parent = 0
 
 
 @contextlib.contextmanager
-def kept_from_children() -> Iterator[None]:
+def signals_blocked() -> Iterator[None]:
     """Processes that are started meanwhile never see the signals: a job's TERM or Ctrl-C must not kill a rank's data
     workers before the rank has stopped. They die with this process, and by `end_children`. What comes in meanwhile is
-    noted by the thread of `Agreement`."""
+    noted by the thread of `RankCoordinator`."""
     global _starting_workers
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*SIGNALS, signal.SIGINT})
     outer, _starting_workers = _starting_workers, True
@@ -126,11 +126,11 @@ class Stopped(Exception):
     """All ranks have saved and leave."""
 
 
-class Agreement:
+class RankCoordinator:
     """The wishes of all ranks.
 
     Arguments:
-        args: open_clip's arguments, with `save_every_minutes` and `stall_minutes`.
+        args: open_clip's arguments, with `save_every_minutes` and `rank_timeout_minutes`.
     """
 
     def __init__(self, args: Any):
@@ -238,7 +238,7 @@ class Agreement:
     def expect_steps(self, running: bool) -> None:
         """Tight time-outs while steps run, generous ones around them, so that a rank that stalls ends the job."""
         if self.group is not None:
-            limit = timedelta(minutes=self.args.stall_minutes) if running else START_UP
+            limit = timedelta(minutes=self.args.rank_timeout_minutes) if running else START_UP
             for group in (self.group, dist.group.WORLD):
                 _set_timeout(limit, group)
 

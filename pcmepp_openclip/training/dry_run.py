@@ -92,7 +92,7 @@ def _start(args: Any, model: Any) -> str:
     if Path(args.pretrained).is_file():
         if args.pcmepp_cfg is not None:
             try:
-                state_dict.complete_state_dict(model, host.read_state_dict(args.pretrained))
+                state_dict.reconcile_state_dict(model, host.read_state_dict(args.pretrained))
             except ValueError as error:
                 raise ValueError(f"--pretrained {args.pretrained}: {error}") from error
         return f"from the file {args.pretrained}"
@@ -104,7 +104,7 @@ def _start(args: Any, model: Any) -> str:
 
 def _samples(args: Any) -> tuple[int, list[tuple[str, float]]]:
     """Samples of an epoch, and the share of each source in it."""
-    plan = data.describe(args)
+    plan = data.describe_data(args)
     if plan is not None:
         return plan
     if not args.train_data and args.dataset_type != "synthetic":

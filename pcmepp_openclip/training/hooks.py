@@ -1,7 +1,7 @@
 """What happens between the steps of open_clip's own loop: diagnostics, checkpoints, stopping, going on exactly.
 
-Stock `main` is left as it is; it calls the functions of `Loop` where it would call its own. Its saving is switched
-off, since it is neither atomic nor able to go on within an epoch.
+Stock `main` is left as it is; it calls the methods of `TrainingHooks` where it would call its own functions. Its saving
+is switched off, since it is neither atomic nor able to resume within an epoch.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from ..host import training
 from ..runs import checkpoints, record, rng
 from ..runs.lock import FolderInUse, FolderLock
 from ..system.errors import RunFailed
-from .coordination import START_UP, Agreement, Stopped, kept_from_children
+from .coordination import START_UP, RankCoordinator, Stopped, signals_blocked
 from .monitor import Monitor, last_checkpoint, progress_bar
 from .push import Pusher
 from .waits import StopAsked, TooLong, Waiter
@@ -40,7 +40,7 @@ class NotSaved(RunFailed):
     """The last state of a run is not on the disk."""
 
 
-class Loop:
+class TrainingHooks:
     """One training run.
 
     Arguments:
@@ -55,7 +55,7 @@ class Loop:
     def __init__(self, args: Any, evaluate: Callable, keep_rng: bool, sources: list[dict], pusher: Pusher):
         self.args, self.sources, self.pusher = args, sources, pusher
         self.monitor = Monitor(args)
-        self.stock_evaluate, self.keep_rng = evaluate, keep_rng
+        self.evaluate_fn, self.keep_rng = evaluate, keep_rng
         self.resumed: dict[str, Any] | None = None  # the `training` part of the checkpoint, until it was used
         self.about: dict[str, Any] = {}  # the checkpoint's part of that name, see `record`
         self.began = 0, 0  # the batch at which the epoch was entered, and the samples of it that were seen before
@@ -72,16 +72,16 @@ class Loop:
         self.own = False  # whether it was resumed from the run's own folder
         self.revalidate = False  # whether the first epoch is one that is only to be validated
         self.lock: FolderLock | None = None
-        self.waiter = Waiter(lambda: self.agreement.stop_asked)
+        self.waiter = Waiter(lambda: self.coordinator.stop_asked)
         self.save_epoch: Callable[[], None] = lambda: None  # the state at the end of the epoch, on all ranks
 
     @functools.cached_property
-    def agreement(self) -> Agreement:
-        return Agreement(self.args)
+    def coordinator(self) -> RankCoordinator:
+        return RankCoordinator(self.args)
 
     @property
     def stop_asked(self) -> bool:
-        return "agreement" in vars(self) and self.agreement.first_signal is not None
+        return "coordinator" in vars(self) and self.coordinator.first_signal is not None
 
     @property
     def folder(self) -> Path:
@@ -118,7 +118,7 @@ class Loop:
             record.check_fixed(vars(self.args), self.about.get("hyperparameters") or {})
             self.samples_seen = (self.resumed or {}).get("samples_seen", 0)
             self.own = Path(path).absolute().parent == self.folder.absolute()
-            if any(self.agreement.gather(self._lacks_validation(Path(path), checkpoint))):
+            if any(self.coordinator.gather(self._lacks_validation(Path(path), checkpoint))):
                 # For `main` the last epoch is still to do: `train_one_epoch` has nothing to train, `evaluate` follows.
                 checkpoint["epoch"] -= 1
                 self.revalidate = True
@@ -148,7 +148,7 @@ class Loop:
             self.saving, self.args.save_logs = True, False  # see above
             self.monitor.history = self.folder / record.HISTORY
             self.pusher.start()
-        self.agreement.expect_steps(running=False)
+        self.coordinator.expect_steps(running=False)
         train = data["train"]
         self.trained = True
         self.steps_per_epoch = train.dataloader.num_batches // self.args.accum_freq
@@ -171,12 +171,12 @@ class Loop:
                 if first and restored and len(restored.get("epoch_rng") or ()) == self.args.world_size:
                     rng.restore(restored["epoch_rng"][self.args.rank])
                 self.epoch_rng = rng.state()
-            stall, since = 60 * self.args.stall_minutes, time.monotonic()
+            stall, since = 60 * self.args.rank_timeout_minutes, time.monotonic()
             # Buffers are filled before an epoch's first batch, which then takes about as long as the first time.
             longest = START_UP.total_seconds() if self.first_wait is None else max(stall, 10 * self.first_wait)
             iterator = self._waited(batches, f"a batch of epoch {epoch}", longest, stall)
             try:
-                with kept_from_children():  # the workers are started here
+                with signals_blocked():  # the workers are started here
                     head = list(itertools.islice(iterator, 1))
                 self.first_wait = self.first_wait or time.monotonic() - since
                 iterator = itertools.chain(head, iterator)
@@ -188,7 +188,7 @@ class Loop:
                     rng.restore(restored["rng"][self.args.rank])
                 yield from self._steps(iterator, epoch, first, batches.num_batches, tb_writer, save)
             except StopAsked:
-                if not self.agreement.all_wait():
+                if not self.coordinator.all_wait():
                     raise Stalled(
                         f"Asked to stop while rank {self.args.rank} waited for data that another rank had: nothing "
                         f"could be saved. {last_checkpoint(self.args)} Start again with --resume latest."
@@ -208,10 +208,10 @@ class Loop:
             training.stock_train_one_epoch(
                 model, {**data, "train": train}, loss, epoch, optimizer, scaler, *rest, tb_writer=tb_writer
             )
-        self.agreement.expect_steps(running=False)
+        self.coordinator.expect_steps(running=False)
         complete = epoch + 1
         wanted = self.args.save_frequency > 0 and complete % self.args.save_frequency == 0
-        if wanted or complete == self.args.epochs or self.agreement.wants_stop:
+        if wanted or complete == self.args.epochs or self.coordinator.wants_stop:
             self.save_epoch()
 
     def evaluate(self, model: Any, data: dict, epoch: int, *args: Any, **kwargs: Any) -> dict:
@@ -219,8 +219,8 @@ class Loop:
         self.args.save_logs = self.saving or self.args.save_logs
         try:
             if "train" not in data:
-                return self.stock_evaluate(model, data, epoch, *args, **kwargs)
-            evaluate = functools.partial(self.stock_evaluate, model, data, epoch, *args, **kwargs)
+                return self.evaluate_fn(model, data, epoch, *args, **kwargs)
+            evaluate = functools.partial(self.evaluate_fn, model, data, epoch, *args, **kwargs)
             return self._validate(data, epoch, evaluate)
         finally:
             if "train" in data:
@@ -238,8 +238,8 @@ class Loop:
         return hasattr(self.monitor, "loss") and bool(self.saving or self.args.save_logs)
 
     def leave(self) -> None:
-        if "agreement" in vars(self):
-            self.agreement.leave(failed=sys.exc_info()[0] not in (None, Stopped))
+        if "coordinator" in vars(self):
+            self.coordinator.leave(failed=sys.exc_info()[0] not in (None, Stopped))
 
     def release(self) -> None:
         if self.lock is not None:
@@ -256,7 +256,7 @@ class Loop:
         problem = self._last_problem() or self.unrecorded
         if problem:
             raise NotSaved(problem)
-        self.agreement.mark("done", f"{self.samples_seen} samples")
+        self.coordinator.mark("done", f"{self.samples_seen} samples")
 
     # What these are made of.
 
@@ -264,7 +264,7 @@ class Loop:
         """A validation that ends when the run is to stop. It is done again when the run goes on."""
         metrics, stopped, self.unrecorded = {}, False, ""
         if self.saving:
-            record.append(self.folder / record.VALIDATED, {"epoch": epoch, "complete": False})
+            record.append_line(self.folder / record.VALIDATED, {"epoch": epoch, "complete": False})
         watch = contextlib.ExitStack()
         if "val" in data:
             limit = START_UP.total_seconds()
@@ -272,7 +272,7 @@ class Loop:
             steps = lambda loader: enumerate(batches(loader, patience=0.0))  # noqa: E731
             watch.enter_context(training.steps(data["val"].dataloader, steps))
         try:
-            with watch, kept_from_children(), self.waiter.waiting(patience=0.0):
+            with watch, signals_blocked(), self.waiter.waiting(patience=0.0):
                 metrics = evaluate()
         except StopAsked:
             stopped = True
@@ -282,10 +282,10 @@ class Loop:
             self.unrecorded = f"The validation of epoch {epoch} could not be written down ({error}): free space and "
             self.unrecorded += "start again with --resume latest, which does it again."
             logging.error("VALIDATION NOT SAVED. %s", self.unrecorded)
-        if any(self.agreement.gather(stopped)):
+        if any(self.coordinator.gather(stopped)):
             self._stop(self.save_epoch, epoch * self.steps_per_epoch)
         if self.saving and not self.unrecorded:
-            record.append(self.folder / record.VALIDATED, {"epoch": epoch, "complete": True})
+            record.append_line(self.folder / record.VALIDATED, {"epoch": epoch, "complete": True})
         return metrics
 
     def _lacks_validation(self, path: Path, checkpoint: dict) -> bool:
@@ -298,7 +298,7 @@ class Loop:
             return False
         return epochs > 0 and not any(
             line["epoch"] == epochs and line.get("complete")
-            for line in record.lines(self.folder / record.VALIDATED, "epoch", last=epochs)
+            for line in record.read_lines(self.folder / record.VALIDATED, "epoch", last=epochs)
         )
 
     def _waited(self, batches: Any, what: str, first: float, later: float, **waiting: Any) -> Iterator[Any]:
@@ -313,7 +313,7 @@ class Loop:
             except TooLong:
                 raise Stalled(
                     f"Rank {self.args.rank} waited {seconds:.0f} s for {what}, and it did not come: the data or its "
-                    f"workers are stuck. {last_checkpoint(self.args)} See --stall-minutes."
+                    f"workers are stuck. {last_checkpoint(self.args)} See --rank-timeout-minutes."
                 ) from None
             if batch is END:
                 return
@@ -322,14 +322,14 @@ class Loop:
 
     def _stop(self, save: Callable[[], None], step: int) -> NoReturn:
         """On every rank: leave, with a checkpoint of the state of now, after so many steps."""
-        self.agreement.expect_steps(running=False)
+        self.coordinator.expect_steps(running=False)
         if self.unsaved:
             save()
-        for problem in self.agreement.gather(self._last_problem()):  # no rank leaves before the save is done
+        for problem in self.coordinator.gather(self._last_problem()):  # no rank leaves before the save is done
             if problem:
                 raise NotSaved(problem)
-        self.agreement.mark("stopped", f"step {step}")
-        self.agreement.gather(None)
+        self.coordinator.mark("stopped", f"step {step}")
+        self.coordinator.gather(None)
         raise Stopped(f"Stopped on request after step {step}; start again with --resume latest.")
 
     def _last_problem(self) -> str | None:
@@ -433,10 +433,10 @@ class Loop:
                     continue
                 self.batches, self.accumulated, self.unsaved = i + 1, 0, True
                 if i + 1 == first + accum:
-                    self.agreement.expect_steps(running=True)
+                    self.coordinator.expect_steps(running=True)
                 if logged:
                     self.monitor.report(step, self.samples_seen, tb_writer)
-                stop, wants_save = self.agreement.after_step()
+                stop, wants_save = self.coordinator.after_step()
                 if i + 1 < batches:  # else the epoch's own checkpoint follows at once
                     if stop:
                         self._stop(functools.partial(save, i + 1), step + 1)
@@ -456,8 +456,8 @@ class Loop:
         """On every rank: a checkpoint of `epochs` complete epochs and `batches` of the next one, whose samples were
         `dealt` out so. `validated` if `evaluate` follows, whose metrics belong on its model card."""
         self.monitor.check()
-        states, starts = zip(*self.agreement.gather((rng.state(), self.epoch_rng if batches else None)), strict=True)
-        self.agreement.saved()
+        states, starts = zip(*self.coordinator.gather((rng.state(), self.epoch_rng if batches else None)), strict=True)
+        self.coordinator.saved()
         self.unsaved = False
         if not self.saving:
             return
@@ -478,13 +478,13 @@ class Loop:
                 "rng": list(states),
                 "epoch_rng": None if None in starts else list(starts),
             },
-            "about": record.about(self.args, training.innermost(model), self.sources, self.about),
+            "about": record.run_metadata(self.args, training.innermost(model), self.sources, self.about),
         }
         if scaler is not None:
             checkpoint["scaler"] = scaler.state_dict()
         path = self.folder / checkpoints.file_name(epochs, batches)
         self.saver.save(checkpoint, path, functools.partial(self._saved, path, step, self.samples_seen, validated))
-        self.agreement.saved(well=self.saver.writing)
+        self.coordinator.saved(well=self.saver.writing)
 
     def _saved(self, path: Path, step: int, samples_seen: int, validated: bool) -> None:
         """Behind a checkpoint that is on the disk."""

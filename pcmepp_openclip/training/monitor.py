@@ -31,12 +31,12 @@ class Monitor:
 
     def __init__(self, args: Any):
         self.args = args
-        self.loss: Watched  # by `watch`, before the first epoch
+        self.loss: MonitoredLoss  # by `watch`, before the first epoch
         self.history: Path | None = None  # the file that the loss is recorded in
         self.warned = False
 
-    def watch(self, loss: nn.Module) -> "Watched":
-        self.loss = Watched(loss)
+    def watch(self, loss: nn.Module) -> "MonitoredLoss":
+        self.loss = MonitoredLoss(loss)
         return self.loss
 
     def check(self) -> None:
@@ -49,7 +49,7 @@ class Monitor:
         seen = self.loss.diagnostics()
         if self.history is not None:
             terms = {name: value.item() for name, value in self.loss.terms.items()}
-            record.append(self.history, {"step": step, "samples": samples, **terms, **seen})
+            record.append_line(self.history, {"step": step, "samples": samples, **terms, **seen})
         if not seen or self.args.rank != 0:
             return
         logging.info(f"PCME++ step {step} " + " ".join(f"{name}: {value:#.5g}" for name, value in seen.items()))
@@ -72,7 +72,7 @@ class Monitor:
             )
 
 
-class Watched(nn.Module):
+class MonitoredLoss(nn.Module):
     """A loss that remembers, on its device, the first step at which it was not finite."""
 
     def __init__(self, loss: nn.Module):

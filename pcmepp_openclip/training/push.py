@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from ..hub import upload
-from ..hub.errors import GivenUp, Passing
-from .coordination import kept_from_children
+from ..hub.errors import PermanentHubError, TransientHubError
+from .coordination import signals_blocked
 
 AT_END = 3600.0  # seconds that the last push may take when a run is through
 ON_STOP = 45.0  # the same where the run was asked to stop, and may be killed soon
@@ -38,24 +38,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--hub-license", metavar="ID", default="mit", help="for the model card (default: mit)")
 
 
-def target_of(args: Any) -> upload.Target | None:
+def target_of(args: Any) -> upload.HubTarget | None:
     if args.push_to_hub is None:
         return None
     if not args.logs or args.logs.lower() == "none":
         raise ValueError("--push-to-hub pushes the checkpoints of the run: give it a folder by --logs.")
-    return upload.Target(args.push_to_hub, private=args.hub_private, branch=args.hub_branch)
+    return upload.HubTarget(args.push_to_hub, private=args.hub_private, branch=args.hub_branch)
 
 
-def check(args: Any) -> None:
+def check_hub_flags(args: Any) -> None:
     """Before the first step: may this token write there? ValueError if not; a Hub out of reach is only said."""
     target = target_of(args)
     if target is None or args.dry_run:
         return
     try:
-        upload.check(target, silence=FIRST_WORD)
-    except GivenUp as error:
+        upload.check_access(target, silence=FIRST_WORD)
+    except PermanentHubError as error:
         raise ValueError(f"--push-to-hub: {error}") from None
-    except Passing as passing:
+    except TransientHubError as passing:
         print(
             f"pcmepp train: --push-to-hub {target.repo_id}: {passing}. Training starts all the same; every checkpoint "
             "tries again.",
@@ -100,7 +100,7 @@ class Pusher:
         self._clear()  # what a run that was killed has left
         command = [sys.executable, "-m", "pcmepp_openclip.hub.worker"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        with kept_from_children():
+        with signals_blocked():
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,

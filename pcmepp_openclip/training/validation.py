@@ -29,7 +29,7 @@ def evaluate(model: Any, data: dict, epoch: int, args: Any, **kwargs: Any) -> di
         bins: dict[str, list[list[float]]] = {}
         found = dict(retrieval_metrics(images, texts, bins))
         if args.save_logs:
-            record.append(Path(args.checkpoint_path) / record.UNCERTAINTY, {"epoch": epoch, **bins})
+            record.append_line(Path(args.checkpoint_path) / record.UNCERTAINTY, {"epoch": epoch, **bins})
         return found
 
     handle = training.innermost(model).register_forward_hook(keep)

@@ -19,8 +19,8 @@ BATCH = 48
 CFG = {
     "head_layers": 1,
     "init_logvar_bias": -3.0,
-    "init_a": 2.0,
-    "init_b": 3.0,
+    "init_match_scale": 2.0,
+    "init_match_shift": 3.0,
 }
 
 
