@@ -18,12 +18,18 @@ if not launcher.starting():  # `python -m pcmepp_openclip` hands over to another
 
     from . import host
     from .config import PCMEppCfg
-    from .distances.csd import csd
+    from .distances import DISTANCES, Distance, csd
     from .gaussian import Gaussian
-    from .losses.matching import matching_logits, matching_loss
-    from .losses.pcmepp import PCMEppLoss, create_loss
-    from .losses.pseudo_positives import pseudo_positive_targets
-    from .losses.vib import vib
+    from .host.loss import create_loss
+    from .losses import (
+        LOSSES,
+        LossTerm,
+        PCMEppLoss,
+        matching_logits,
+        matching_loss,
+        pseudo_positive_targets,
+        vib,
+    )
     from .models.pcmepp import PCMEppCLIP
     from .models.state_dict import reconcile_state_dict
 
@@ -32,8 +38,12 @@ if not launcher.starting():  # `python -m pcmepp_openclip` hands over to another
     host.register(PCMEppCLIP, create_loss, reconcile_state_dict, MODEL_CONFIGS)
 
     __all__ = [
+        "DISTANCES",
+        "LOSSES",
         "MODEL_CONFIGS",
+        "Distance",
         "Gaussian",
+        "LossTerm",
         "PCMEppCLIP",
         "PCMEppCfg",
         "PCMEppLoss",

@@ -1,8 +1,19 @@
 """A batch of diagonal Gaussians, what a PCME++ encoder returns.
 
-Shape suffixes used in this package: N, M samples; D embedding dimensions; L tokens; C tower width; H heads.
+Shape suffixes used in this package:
+
+    N, M    samples; in a loss N is the batch of all ranks together and n that of this rank
+    D       embedding dimensions
+    E       dimensions of a distance's factors, see `distances/base.py`
+    L       tokens
+    C       width of a tower; in zero-shot classification, classes
+    T       prompts per class
+    H       attention heads
+    K       retrieved items
 """
 
+import contextlib
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
@@ -37,6 +48,12 @@ class Gaussian(NamedTuple):
         with torch.no_grad():
             parts = zip(self.mean.split(1024), self.logvar.split(1024), strict=True)  # int64 takes twice the memory
             return torch.cat([_hash(torch.cat([mean.float(), logvar.float()], dim=1)) for mean, logvar in parts])
+
+
+def full_precision(x: Tensor) -> AbstractContextManager:
+    """Switches autocast off on the device of `x`: distances and losses are computed in fp32 under any precision."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else contextlib.nullcontext()
 
 
 def _hash(x_ND: Tensor) -> Tensor:

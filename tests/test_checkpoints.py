@@ -159,7 +159,7 @@ def test_a_full_disk_costs_one_save_and_is_said_loudly(tmp_path, caplog):
     code = f"""
 import logging, resource, signal, sys, torch
 from pathlib import Path
-from pcmepp_openclip import checkpoints
+from pcmepp_openclip.runs import checkpoints
 logging.basicConfig(stream=sys.stdout)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 folder = Path({str(tmp_path)!r})

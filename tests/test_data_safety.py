@@ -12,8 +12,7 @@ from shard_maker import arguments, captions, flat, load, pair, serve, write_shar
 
 from pcmepp_openclip import cli
 from pcmepp_openclip.data import check_data, protect
-from pcmepp_openclip.system import redact
-from pcmepp_openclip.system.redact import real, redact_logs
+from pcmepp_openclip.system.redact import real, redact, redact_logs
 
 SECRET = "s3cr3t"
 

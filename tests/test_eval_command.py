@@ -21,6 +21,7 @@ from shard_maker import within
 
 from pcmepp_openclip import cli
 from pcmepp_openclip.evaluation import datasets, encode, retrieval, zeroshot
+from pcmepp_openclip.evaluation.metric import Metric, as_dict
 from pcmepp_openclip.gaussian import Gaussian
 from pcmepp_openclip.reports import report
 
@@ -40,7 +41,7 @@ def place(tmp_path_factory):
 @pytest.fixture
 def no_report(monkeypatch):
     """The figures take longer than all the rest."""
-    monkeypatch.setattr(report, "write", lambda folder, *args: folder / "index.html")
+    monkeypatch.setattr(report, "write_report", lambda folder, *args: folder / "index.html")
 
 
 def arguments(place, out, *more, model=("PCMEpp-tiny", "model.pt")):
@@ -70,16 +71,18 @@ def gaussians(model, scenes, texts):
 def test_retrieval_numbers_are_those_of_the_model(results):
     images, texts = gaussians(make_model("PCMEpp-tiny"), SCENES, [text for scene in SCENES for text in captions(scene)])
     pairs = [i for i in range(len(SCENES)) for _ in range(3)]
-    expected = dict(retrieval.retrieval(images, texts, pairs, true_matches(SCENES)))
+    found = retrieval.rankings(images, texts, pairs, true_matches(SCENES))
+    expected = as_dict(retrieval.retrieval_metrics(found))
     got = results["retrieval"]["scenes"]
     assert (got["images"], got["captions"]) == (48, 144)
     assert {name: got["metrics"][name] for name in expected} == pytest.approx(expected, abs=1e-6)
     for name in ("images/condition=round/AUROC", "captions/spearman_matches", "captions/csd_any_match_R@1/miss_AUROC"):
         assert 0 <= abs(got["metrics"][name]) <= 1
     assert sum(number for *_, number in got["bins"]["captions/csd_R@1"]) == 144
-    for distance, what in itertools.product(("mean", "csd"), ("R@1", "any_match_R@1")):  # one rule for ties, one number
-        for side, direction in (("images", "image_to_text"), ("captions", "text_to_image")):
-            one, other = f"{distance}/{direction}_{what}", f"{side}/{distance}_{what}/hits_of_all"
+    for distance, what in itertools.product(("cosine", "csd"), ("R@1", "any_match_R@1")):  # one rule, one number
+        for samples, direction in (("images", "image_to_text"), ("captions", "text_to_image")):
+            one = Metric(what, 0.0, distance, direction).key
+            other = f"{samples}/{distance}_{what}/hits_of_all"
             assert got["metrics"][one] == pytest.approx(got["metrics"][other]), one
 
 
@@ -90,7 +93,7 @@ def test_zeroshot_numbers_are_those_of_the_model(results):
     labels = [[CLASSES.index(f"{scene[0]} {scene[1]}") for scene in ALL_SCENES[i::2]] for i in (0, 1)]
     shape = len(CLASSES), len(TEMPLATES), -1
     cube = Gaussian(texts.mean.reshape(shape), texts.logvar.reshape(shape))
-    expected = dict(zeroshot.zeroshot(images, labels[0], cube, 0, (known, labels[1])))
+    expected = as_dict(zeroshot.zeroshot(images, labels[0], cube, 0, (known, labels[1])))
     got = results["zeroshot"]["shapes"]
     assert (got["images"], got["classes"]) == (64, 32)
     assert {name: got["metrics"][name] for name in expected} == pytest.approx(expected, abs=1e-6)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pcmepp_openclip.evaluation import uncertainty
+from pcmepp_openclip.evaluation.metric import as_dict
 
 
 def samples(n=200, ties=True, seed=0):
@@ -78,8 +79,9 @@ def test_reliability():
 
 def test_against_hits():
     u, hit = samples(1000, ties=False)
-    got = dict(uncertainty.against_hits(u, hit))
-    assert got["bin_correlation"] < -0.9 and got["miss_AUROC"] > 0.75
+    got = as_dict(uncertainty.against_hits(u, hit, "images", "R@1"))
+    assert got["images/R@1/bin_correlation"] < -0.9 and got["images/R@1/miss_AUROC"] > 0.75
+    got = {key.rpartition("/")[2]: value for key, value in got.items()}
     order = u.argsort()
     assert got["hits_at_80%_coverage"] == pytest.approx(hit[order[:800]].mean().item())
     assert got["hits_at_50%_coverage"] > got["hits_at_90%_coverage"] > got["hits_of_all"]
@@ -90,15 +92,23 @@ def test_against_facts():
     u = torch.tensor([1.0, 2, 3, 4])
     facts = [{"key": str(i), "kind": "b" if i == 2 else "a", "size": i, "some": "x"} for i in range(4)]
     del facts[0]["some"]  # not known of all
-    got = dict(uncertainty.against_facts(u, facts))
-    assert {name.partition("=")[0] for name in got} == {"kind"}
-    assert got["kind=a/mean"] == pytest.approx(7 / 3) and got["kind=b/mean"] == 3
-    assert got["kind=b/AUROC"] == pytest.approx(2 / 3) and got["kind=a/AUROC"] == pytest.approx(1 / 3)
+    got = as_dict(uncertainty.against_facts(u, facts, "images"))
+    assert {name.partition("=")[0] for name in got} == {"images/kind"}
+    assert got["images/kind=a/mean"] == pytest.approx(7 / 3) and got["images/kind=b/mean"] == 3
+    assert got["images/kind=b/AUROC"] == pytest.approx(2 / 3) and got["images/kind=a/AUROC"] == pytest.approx(1 / 3)
 
 
 def test_a_caption_that_occurs_often_counts_once():
     captions = ["a b", "a b", "a b", "a", "a b c"]
     u = torch.tensor([2.0, 2, 2, 3, 1])
-    got = dict(uncertainty.of_captions(u, captions, [5, 5, 5, 9, 2]))
-    assert got == {"spearman_caption_length": pytest.approx(-1), "spearman_matches": pytest.approx(1)}
-    assert "spearman_matches" not in dict(uncertainty.of_captions(u, captions, None))
+    got = as_dict(uncertainty.of_captions(u, captions, [5, 5, 5, 9, 2]))
+    assert got == {"captions/spearman_caption_length": pytest.approx(-1), "captions/spearman_matches": pytest.approx(1)}
+    assert "captions/spearman_matches" not in as_dict(uncertainty.of_captions(u, captions, None))
+
+
+def test_bin_correlation():
+    u = torch.arange(100.0)
+    falling = (torch.arange(100) % 10 >= torch.arange(100) // 10).float()  # 10, 9, ... 1 hits of 10 in the bins
+    assert uncertainty.bin_correlation(u, falling) == pytest.approx(-1)
+    assert uncertainty.bin_correlation(u.flip(0), falling) == pytest.approx(1)
+    assert math.isnan(uncertainty.bin_correlation(u, torch.ones(100)))

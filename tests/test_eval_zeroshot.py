@@ -5,9 +5,11 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from slow import SLOW
 
 from pcmepp_openclip import Gaussian
 from pcmepp_openclip.evaluation import bprw
+from pcmepp_openclip.evaluation.metric import as_dict
 from pcmepp_openclip.evaluation.zeroshot import best_ks, zeroshot
 
 CLASSES, PROMPTS, DIM, IMAGES = 7, 6, 8, 90
@@ -30,18 +32,15 @@ def case():
     return prompts, *splits
 
 
-def slow_accuracy(images, labels, weights, prompts, csd=False):
+def slow_accuracy(images, labels, weights, prompts, distance=None):
     """`weights[c][t]`; the class of the nearest direction, one image and one class at a time."""
     right = 0
     for i, label in enumerate(labels):
         scores = []
         for c in range(CLASSES):
-            if csd:
-                distances = [
-                    ((images.mean[i] - prompts.mean[c, t]) ** 2).sum() + prompts.logvar[c, t].exp().sum()
-                    for t in range(PROMPTS)
-                ]
-                scores.append(-sum(distances).item())
+            if distance:
+                one = images.mean[i : i + 1], prompts.mean[c], images.logvar[i : i + 1], prompts.logvar[c]
+                scores.append(-SLOW[distance](*one).sum().item())
             else:
                 direction = sum(weights[c][t] * prompts.mean[c, t] for t in range(PROMPTS))
                 scores.append((images.mean[i] @ direction / direction.norm()).item())
@@ -76,7 +75,7 @@ def slow_best_ks(prompts, images, labels):
 
 def test_every_method_against_loops(case):
     prompts, (images, labels), (known, known_labels) = case
-    got = dict(zeroshot(images, labels, prompts, one_prompt=2, validation=(known, known_labels)))
+    got = as_dict(zeroshot(images, labels, prompts, one_prompt=2, validation=(known, known_labels)))
     uncertainty = prompts.logvar.exp().sum(-1)
 
     def by(weights):
@@ -87,7 +86,8 @@ def test_every_method_against_loops(case):
     expected = {
         "one_prompt": by([[float(t == 2) for t in range(PROMPTS)]] * CLASSES),
         "all_prompts": by([[1.0] * PROMPTS] * CLASSES),
-        "all_prompts_csd": slow_accuracy(images, labels, None, prompts, csd=True),
+        "csd/all_prompts": slow_accuracy(images, labels, None, prompts, "csd"),
+        "wasserstein/all_prompts": slow_accuracy(images, labels, None, prompts, "wasserstein"),
         "top_1_certain": by(certain(prompts, [1] * CLASSES)),
         "top_2_certain": by(certain(prompts, [2] * CLASSES)),
         "top_5_certain": by(certain(prompts, [5] * CLASSES)),
@@ -105,7 +105,7 @@ def test_every_method_against_loops(case):
 
 def test_top5_and_mean_per_class(case):
     prompts, (images, labels), _ = case
-    got = dict(zeroshot(images, labels, prompts))
+    got = as_dict(zeroshot(images, labels, prompts))
     direction = F.normalize(prompts.mean.mean(dim=1), dim=-1)
     ranking = (images.mean @ direction.T).argsort(dim=1, descending=True)
     assert got["all_prompts_top5"] == pytest.approx(
@@ -120,7 +120,7 @@ def test_top5_and_mean_per_class(case):
 
 def test_a_plain_clip_has_the_methods_of_the_mean(case):
     prompts, (images, labels), validation = case
-    got = dict(zeroshot(images, labels, prompts, validation=validation, probabilistic=False))
+    got = as_dict(zeroshot(images, labels, prompts, validation=validation, probabilistic=False))
     assert set(got) == {"one_prompt", "all_prompts", "all_prompts_top5", "all_prompts_mean_per_class"}
 
 
@@ -183,7 +183,7 @@ def test_bprw_is_that_of_prolip(case, setting, expected):
 
 def test_bprw_s_classifier_is_the_plain_sum_of_the_prompts(case):
     prompts, (images, labels), (known, known_labels) = case
-    got = dict(zeroshot(images, labels, prompts, validation=(known, known_labels)))
+    got = as_dict(zeroshot(images, labels, prompts, validation=(known, known_labels)))
     labelled = [torch.tensor([i for i, label in enumerate(known_labels) if label == c]) for c in range(CLASSES)]
     centre = F.normalize(prompts.mean.mean(dim=1), dim=-1)
     nearest = [(centre[c] @ images.mean.T).argsort(descending=True)[:10] for c in range(CLASSES)]

@@ -80,7 +80,7 @@ def test_the_card(guarded, trained, push):
     results = {result.metric_type: result.metric_value for result in data.eval_results}
     lines = (trained / "checkpoints/results.jsonl").read_text().splitlines()
     assert results["image_to_text_R@1"] == pytest.approx(json.loads(lines[-1])["image_to_text_R@1"], abs=1e-6)
-    assert "csd_text_to_image_R@5" in results and data.license == "mit" and data.library_name == "open_clip"
+    assert "csd/text_to_image_R@5" in results and data.license == "mit" and data.library_name == "open_clip"
     for hidden in (str(trained.parent), "secret-place", "/tmp", os.path.expanduser("~"), TOKEN):
         assert all(hidden.encode() not in content for content in guarded.files("me/card").values()), hidden
 

@@ -168,7 +168,7 @@ def test_diagnostics_are_what_they_say():
     assert seen["image_uncertainty"] == pytest.approx(lv.exp().sum(1).mean().item(), rel=1e-5)
     assert seen["variance_share"] == pytest.approx((u / d.mean()).item(), rel=1e-5)
     assert seen["pseudo_positives"] == (rows.sum() + columns.sum() - 2 * len(v)).item() > 0
-    assert (seen["a"], seen["b"]) == (3.0, 2.0)
+    assert (seen["match_scale"], seen["match_shift"]) == (3.0, 2.0)
 
 
 def test_memory_does_not_grow_with_the_square(monkeypatch):
@@ -192,7 +192,9 @@ def test_memory_does_not_grow_with_the_square(monkeypatch):
 
 
 def test_bad_arguments():
-    with pytest.raises(ValueError, match="horovod"):
-        pp.PCMEppLoss(use_horovod=True)
+    with pytest.raises(ValueError, match=r"no loss term with the weight 'matching_weight'; known .* match_weight"):
+        pp.PCMEppLoss(matching_weight=1.0)
+    with pytest.raises(ValueError, match="no distance 'l2'; there are: cosine, csd"):
+        pp.PCMEppLoss(distance="l2")
     with pytest.raises(ValueError, match="'mean' or 'sum'"):
         pp.PCMEppLoss(reduction="none")

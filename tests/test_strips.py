@@ -24,7 +24,8 @@ def strip(width: int, height: int) -> bytes:
 USE = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
-from pcmepp_openclip import cli, train
+from pcmepp_openclip import cli
+from pcmepp_openclip.training import command as train
 folder = sys.argv[1]
 common = ["--workers", "0", "--batch-size", "2"]
 evaluation = ["--model", f"local-dir:{folder}/model", "--retrieval", f"{folder}/data", "--out", f"{folder}/out"]

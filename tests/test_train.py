@@ -50,7 +50,7 @@ FLAGS = {
     "lock": ["--lock-image", "--lock-text", "--lock-text-freeze-layer-norm"],
     "timm": ["--opt", "timm/lamb", "--eps", "1e-6"],
     "tensorboard": ["--report-to", "tensorboard"],
-    "weights": ["--match-weight", "2", "--vib-weight", "0", "--pp-weight", "0.1", "--match-reduction", "sum"],
+    "weights": ["--match-weight", "2", "--vib-weight", "0", "--pp-weight", "0.1", "--reduction", "sum"],
     "fine-tuning": ["--contrastive-weight", "0", "--match-weight", "2", "--pp-weight", "0.1", "--vib-weight", "1e-4"],
 }
 
@@ -61,7 +61,7 @@ def test_a_flag_of_open_clips_works(run, flags):
     assert code == 0
     steps = 2 if "--accum-freq" in flags else 4
     assert len(losses(log)) == steps and all(math.isfinite(x) for x in losses(log))
-    assert len(re.findall("PCME\\+\\+ step .* a: .* variance_share: ", log)) == steps
+    assert len(re.findall("PCME\\+\\+ step .* match_scale: .* variance_share: ", log)) == steps
     if "--match-weight" in flags:
         assert losses(log, "Pp_loss")
         off = "Contrastive_loss" if "--contrastive-weight" in flags else "Vib_loss"
@@ -71,17 +71,17 @@ def test_a_flag_of_open_clips_works(run, flags):
 
         events = EventAccumulator(str(run.folder / "run" / "tensorboard"))
         events.Reload()
-        for tag in ("train/match_loss", "train/a", "train/image_uncertainty", "train/variance_share"):
+        for tag in ("train/match_loss", "train/match_scale", "train/image_uncertainty", "train/variance_share"):
             assert [event.step for event in events.Scalars(tag)] == [0, 1, 2, 3], tag
 
 
 def test_initial_values_come_from_the_flags_else_the_config(run):
     code, log = run("--init-match-scale", "3", "--init-match-shift", "-2", "--init-logvar-bias", "-6", lr=0)
-    assert code == 0 and " a: 3.0000 b: -2.0000 " in log
+    assert code == 0 and " match_scale: 3.0000 match_shift: -2.0000 " in log
     state = torch.load(run.folder / "run/checkpoints/epoch_1.pt", weights_only=True)["state_dict"]
     assert torch.equal(state["visual.uncertainty_bias"], torch.full((64,), -6.0))
     code, log = run(name="config", lr=0)
-    assert code == 0 and " a: 5.0000 b: 5.0000 " in log
+    assert code == 0 and " match_scale: 5.0000 match_shift: 5.0000 " in log
 
 
 def test_the_same_seed_gives_the_same_losses_and_resume_goes_on(run):
@@ -117,7 +117,7 @@ def test_a_plain_model_trains_to_the_bit_as_in_open_clip(tmp_path):
         (["--distill-model", "ViT-B-32", "--distill-pretrained", "openai"], "--distill-model"),
         (["--horovod"], "--horovod"),
         (["--vib-weight", "-1"], "vib_weight"),
-        (["--match-reduction", "max"], "reduction"),
+        (["--reduction", "max"], "reduction"),
         (["--model", "ViT-B-32", "--init-match-scale", "2"], "--init-match-scale"),
         (["--model", "PCMEpp-ViT-B16"], "PCMEpp-ViT-B-16"),
         (["--resume", "/nowhere/epoch_1.pt"], "--resume /nowhere/epoch_1.pt: there is no such file"),
@@ -187,14 +187,17 @@ def test_a_warning_when_the_variance_drowns_the_means(run):
     assert "drown" not in log
 
 
-def test_validation_by_mean_and_by_csd(run, data):
+def test_validation_by_cosine_and_by_csd(run, data):
     code, _ = run("--val-data", data, "--val-num-samples", "128", epochs=1)
     assert code == 0
     row = json.loads((run.folder / "run/checkpoints/results.jsonl").read_text())
     for direction in ("image_to_text", "text_to_image"):
-        for name in ("R@1", "R@5", "R@10", "median_rank", "uncertainty_R@1_correlation"):
-            assert f"{direction}_{name}" in row
-        assert 0 <= row[f"csd_{direction}_R@1"] <= 1
+        for name in ("R@1", "R@5", "R@10", "median_rank", "mean_rank"):  # open_clip's names
+            assert f"{direction}_{name}" in row and f"csd/{direction}_{name}" in row
+    assert 0 <= row["csd/RSUM"] <= 600
+    for samples in ("images", "captions"):
+        for hit in ("cosine_R@1", "csd_R@1"):
+            assert f"{samples}/{hit}/bin_correlation" in row and 0 <= row[f"{samples}/{hit}/miss_AUROC"] <= 1
     model = open_clip.create_model("PCMEpp-tiny", pretrained=str(run.folder / "run/checkpoints/epoch_1.pt"))
     assert isinstance(model, pp.PCMEppCLIP) and row["num_samples"] == 128
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..evaluation.ranking import bin_correlation
+from ..distances import DISTANCES
 from ..evaluation.retrieval import precisions
-from ..evaluation.uncertainty import auroc, spearman
+from ..evaluation.uncertainty import auroc, bin_correlation, spearman
 from ..gaussian import Gaussian
 from .scenes import CONDITIONS
 
@@ -77,8 +77,8 @@ def measure(images: Gaussian, texts: Gaussian, truth: Truth) -> Iterator[tuple[s
     own_MN[torch.arange(len(own_MN)), truth.own_M] = True
     own_NT = torch.zeros(own_MN.shape[1], int(truth.text_M.max()) + 1, dtype=torch.bool)
     own_NT[truth.own_M, truth.text_M] = True
-    cosine_MN = texts.mean.float() @ images.mean.float().T
-    by_csd = {"text_to_image": cosine_MN - images.uncertainty / 2, "image_to_text": cosine_MN.T - texts.uncertainty / 2}
+    cosine_MN, csd_MN = (-DISTANCES[name].matrix(texts, images) for name in ("cosine", "csd"))
+    by_csd = {"text_to_image": csd_MN, "image_to_text": csd_MN.T}
     gains = []
     for name, query, score, fits, own in (
         ("text_to_image", texts, cosine_MN, fits_MN, own_MN),

@@ -6,16 +6,18 @@ the sum of the six R@k in per cent; the one of the paper's tables is of 1K.
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..distances import DISTANCES
 from ..gaussian import Gaussian
-from .retrieval import DISTANCES, KS, hits, invert, nearest, recalls
+from .metric import Metric
+from .retrieval import KS, invert, match_ranks, nearest
 
-MOST_MATCHES = 50  # ECCV Caption has up to 48 captions an image
+MAX_MATCHES = 50  # ECCV Caption has up to 48 captions per image
 
 
 def load_eccv_caption() -> Any:
@@ -45,11 +47,11 @@ def coco(
     image_ids: Sequence[int],
     caption_ids: Sequence[int],
     image_of_text: Sequence[int],
-    distances: Sequence[str] = DISTANCES,
+    distances: Iterable[str] = tuple(DISTANCES),
     package: Any = None,
-) -> Iterator[tuple[str, float]]:
-    """Yields names like "csd/coco_5k_r1_i2t", "mean/eccv_map_at_r_t2i", as the package calls them, and
-    "csd/coco_1k_rsum", "csd/coco_5k_rsum"."""
+) -> Iterator[Metric]:
+    """Metrics by the package's names, such as "coco_5k_r1_i2t" and "eccv_map_at_r_t2i", and "coco_1k_rsum",
+    "coco_5k_rsum"."""
     package = package or load_eccv_caption()
     check_ids(package, image_ids, caption_ids)
     for distance in distances:
@@ -66,18 +68,18 @@ def coco(
         for size in ("1k", "5k"):
             recall = [found[f"coco_{size}_r{k}_{direction}"] for k in KS for direction in ("i2t", "t2i")]
             found[f"coco_{size}_rsum"] = 100 * sum(recall)
-        yield from ((f"{distance}/{name}", value) for name, value in found.items())
+        yield from (Metric(name, value, distance) for name, value in found.items())
 
 
 def coco_1k(
     images: Gaussian, texts: Gaussian, image_of_text: Sequence[int], folds: Sequence[Sequence[int]], distance: str
 ) -> Iterator[tuple[str, float]]:
-    """The mean over folds of R@k among the fold's own images and captions; a fold is the numbers of its captions."""
+    """The mean over folds of R@k within the images and captions of the fold; a fold is the indices of its captions."""
     totals: dict[str, float] = {}
-    for direction, _, hit_nK in _by_fold(images, texts, image_of_text, folds, distance, max(KS)):
-        for name, value in recalls(hit_nK):
-            key = f"{name.lower().replace('@', '')}_{direction}"
-            totals[key] = totals.get(key, 0.0) + value / len(folds)
+    for direction, _, rank_n in _by_fold(images, texts, image_of_text, folds, distance):
+        for k in KS:
+            key = f"r{k}_{direction}"
+            totals[key] = totals.get(key, 0.0) + (rank_n < k).double().mean().item() / len(folds)
     yield from totals.items()
 
 
@@ -89,47 +91,39 @@ def first_hits_1k(
     distance: str,
     package: Any = None,
 ) -> tuple[Tensor, Tensor]:
-    """Whether each image, and each caption, finds a partner first among the 1,000 images of its fold, [N] and [M] of
-    0 and 1. The paper holds the uncertainty against this, by CSD."""
+    """Whether each image, and each caption, finds a partner first within the 1,000 images of its fold, [N] and [M] of
+    0 and 1. The paper compares the uncertainty with this, by CSD."""
     hit = {"i2t": torch.zeros(len(images.mean)), "t2i": torch.zeros(len(texts.mean))}
     folds = _folds(package or load_eccv_caption(), caption_ids)
-    for direction, numbers, hit_n1 in _by_fold(images, texts, image_of_text, folds, distance, 1):
-        hit[direction][numbers] = hit_n1[:, 0].float()
+    for direction, indices, rank_n in _by_fold(images, texts, image_of_text, folds, distance):
+        hit[direction][indices] = (rank_n < 1).float()
     return hit["i2t"], hit["t2i"]
 
 
 def _by_fold(
-    images: Gaussian,
-    texts: Gaussian,
-    image_of_text: Sequence[int],
-    folds: Sequence[Sequence[int]],
-    distance: str,
-    k: int,
+    images: Gaussian, texts: Gaussian, image_of_text: Sequence[int], folds: Sequence[Sequence[int]], distance: str
 ) -> Iterator[tuple[str, list[int], Tensor]]:
-    """(direction, numbers of the queries, whether each of their k nearest items is right) of each fold."""
+    """(direction, indices of the queries, rank of the first right item of each) of each fold."""
     for fold in folds:
         own = sorted({image_of_text[i] for i in fold})
         place = {image: i for i, image in enumerate(own)}
         pairs = [[place[image_of_text[i]]] for i in fold]
         fold_images, fold_texts = _rows(images, own), _rows(texts, fold)
-        for direction, numbers, query, gallery, matches in (
-            ("i2t", own, fold_images, fold_texts, invert(pairs, len(own))),
-            ("t2i", list(fold), fold_texts, fold_images, pairs),
-        ):
-            yield direction, numbers, hits(torch.cat(list(nearest(query, gallery, distance, k))), matches)
+        yield "i2t", own, match_ranks(fold_images, fold_texts, invert(pairs, len(own)), distance)
+        yield "t2i", list(fold), match_ranks(fold_texts, fold_images, pairs, distance)
 
 
 def _folds(package: Any, caption_ids: Sequence[int]) -> list[list[int]]:
-    number = {caption: i for i, caption in enumerate(caption_ids)}
+    index = {caption: i for i, caption in enumerate(caption_ids)}
     size = len(package.coco_ids) // 5
-    return [[number[int(i)] for i in package.coco_ids[k * size : (k + 1) * size]] for k in range(5)]
+    return [[index[int(i)] for i in package.coco_ids[k * size : (k + 1) * size]] for k in range(5)]
 
 
 def _by_ids(
     query: Gaussian, gallery: Gaussian, query_ids: Sequence[int], gallery_ids: Sequence[int], distance: str
 ) -> dict[int, list[int]]:
     ids = torch.as_tensor(gallery_ids)
-    rows = (row for top in nearest(query, gallery, distance, MOST_MATCHES) for row in ids[top].tolist())
+    rows = (row for top in nearest(query, gallery, distance, MAX_MATCHES) for row in ids[top].tolist())
     return dict(zip(query_ids, rows, strict=True))
 
 

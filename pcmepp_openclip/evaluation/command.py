@@ -22,7 +22,7 @@ from ..reports import report
 from ..system import files
 from . import coco, pages
 from .datasets import Captioned, Labelled, read_captioned, read_karpathy, read_labelled
-from .encode import Encoder, ranks
+from .encode import Encoder, process_group
 from .tasks import TaskResult, evaluate_retrieval, evaluate_zeroshot
 
 
@@ -30,17 +30,16 @@ def main(argv: list[str]) -> None:
     args = _arguments(argv)
     captioned, labelled = _datasets(args)  # before the model: what is wrong here is said at once
     _check_out(args.out)
-    with ranks() as rank:
+    with process_group() as rank:
         encoder, notes = load(args)
         if rank == 0:
             for note in notes:
                 print(f"note: {note}", file=sys.stderr)
-        outcomes = [evaluate_retrieval(encoder, name, data, rank) for name, data in captioned.items()]
-        outcomes += [evaluate_zeroshot(encoder, name, *data, rank) for name, data in labelled.items()]
+        results = [evaluate_retrieval(encoder, name, data, rank) for name, data in captioned.items()]
+        results += [evaluate_zeroshot(encoder, name, *data, rank) for name, data in labelled.items()]
         if rank == 0:
-            found = [outcome for outcome in outcomes if outcome is not None]
             try:
-                write(args, encoder, found, notes)
+                write_results(args, encoder, [result for result in results if result is not None], notes)
             except OSError as error:
                 raise ValueError(f"--out {args.out} cannot be written to ({error.strerror}).") from None
 
@@ -48,7 +47,7 @@ def main(argv: list[str]) -> None:
 def _check_out(out: Path) -> None:
     for folder in (out, out / "embeddings"):
         files.check_folder(folder, "--out")
-    for name in ("results.json", "index.html"):
+    for name in ("results.json", "metrics.csv", "index.html"):
         if (out / name).is_dir():
             raise ValueError(f"--out {out}: its {name} is a folder; name another one.")
 
@@ -171,9 +170,9 @@ def load(args: argparse.Namespace) -> tuple[Encoder, list[str]]:
     return encoder, notes
 
 
-def write(args: argparse.Namespace, encoder: Encoder, outcomes: list[TaskResult], notes: list[str]) -> None:
-    """results.json, the table and the report."""
-    results: dict[str, Any] = {
+def write_results(args: argparse.Namespace, encoder: Encoder, results: list[TaskResult], notes: list[str]) -> None:
+    """results.json, metrics.csv, the tables on the terminal and the report."""
+    content: dict[str, Any] = {
         "pcmepp": __version__,
         "model": args.model,
         "pretrained": args.pretrained,
@@ -183,16 +182,16 @@ def write(args: argparse.Namespace, encoder: Encoder, outcomes: list[TaskResult]
         **({"exif_orientation": True} if args.exif_orientation else {}),
         "notes": notes,
     }
-    for outcome in outcomes:
-        results.setdefault(outcome.task, {})[outcome.name] = outcome.as_json()
+    for result in results:
+        content.setdefault(result.task, {})[result.name] = result.as_json()
     args.out.mkdir(parents=True, exist_ok=True)
-    unfinished = args.out / "results.json.part"
-    unfinished.write_text(json.dumps(results, indent=1), encoding="utf-8")
-    unfinished.replace(args.out / "results.json")
-    for outcome in outcomes:
-        print(f"\n{outcome.name} ({outcome.task})")
-        print(pages.text_table(outcome))
+    files.write_whole(args.out / "results.json", lambda path: path.write_text(json.dumps(content, indent=1)))
+    frame = pages.metric_frame(results)
+    files.write_whole(args.out / "metrics.csv", lambda path: frame.to_csv(path, index=False))
+    for result in results:
+        print(f"\n{result.name} ({result.task})")
+        print(pages.text_table(result))
     name = args.model if not args.pretrained else f"{args.model}, {Path(args.pretrained).name}"
     lead = f"Split {args.split}, {args.precision}, weights {encoder.fingerprint[:12]}. {' '.join(notes)}"
-    page = report.write_report(args.out, f"Evaluation of {name}", pages.report_sections(outcomes), lead)
-    print(f"\n{args.out / 'results.json'}\n{page}")
+    page = report.write_report(args.out, f"Evaluation of {name}", pages.report_sections(results), lead)
+    print(f"\n{args.out / 'results.json'}\n{args.out / 'metrics.csv'}\n{page}")

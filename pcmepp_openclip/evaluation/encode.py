@@ -66,6 +66,11 @@ class Encoder:
         """What CLIP multiplies a cosine by."""
         return self.model.logit_scale.detach().exp().item()
 
+    @property
+    def distance(self) -> str:
+        """The name of the distance that the model was trained with."""
+        return self.model.pcmepp_cfg.distance if isinstance(self.model, PCMEppCLIP) else "cosine"
+
     def images(self, places: Sequence[ImageRef], name: str = "images") -> Gaussian:
         stamps = {file: os.stat(file) for file in {place.file for place in places}}
         facts = [(*place, stamps[place.file].st_size, stamps[place.file].st_mtime_ns) for place in places]
@@ -186,7 +191,7 @@ def fingerprint(state_dict: dict[str, Tensor], facts: Any) -> str:
 
 
 @contextlib.contextmanager
-def ranks() -> Any:
+def process_group() -> Any:
     """The process group of a `torchrun`; only barriers need it, so gloo does on any device. Yields the rank."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield 0

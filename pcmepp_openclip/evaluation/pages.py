@@ -1,16 +1,16 @@
-"""Outcomes to the sections of a report, and to a table for the terminal."""
+"""The sections of a report and the table for the terminal, from the results of each task."""
 
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import pandas as pd
 import torch
 
 from ..data.decode import decode_image
 from ..reports import plots
 from ..reports.report import Picture, Plot, Section
 from . import uncertainty
-from .retrieval import DISTANCES
 from .tasks import QueryResults, TaskResult
 
 EXTREMES = 8  # the most and the least uncertain samples that are shown
@@ -30,89 +30,99 @@ UNCERTAINTY = """\
 The uncertainty of a sample is the sum of its variances. It has no unit: compare within one model. "bin_correlation" is
 over 10 bins of equal size, -1 where hits fall steadily with uncertainty; "miss_AUROC" is how often a miss is more
 uncertain than a hit, 0.5 by chance. Neither sign is given by the method. A column says what counts as a hit: by which
-distance the own partner, or anything that truly fits, comes first; "coco 1k csd R@1" is the one of the paper."""
+distance the paired item, or anything that truly fits, comes first; "coco 1k csd R@1" is the one of the paper."""
 
 
-def report_sections(outcomes: Sequence[TaskResult]) -> Iterator[Section]:
+def report_sections(results: Sequence[TaskResult]) -> Iterator[Section]:
     text = UNCERTAINTY  # said once
-    for outcome in outcomes:
-        yield _numbers(outcome)
-        for side in outcome.sides:
-            yield _side(outcome, side, text)
-            text = "" if outcome.probabilistic else text
-        if outcome.probabilistic:
-            yield from _extremes(outcome)
+    for result in results:
+        yield _numbers(result)
+        for query in result.queries:
+            yield _uncertainty(result, query, text)
+            text = "" if result.probabilistic else text
+        if result.probabilistic:
+            yield from _extremes(result)
 
 
-def tables(outcome: TaskResult) -> tuple[list[list[str]], list[list[str]]]:
-    """The metrics as rows: those of the task, for retrieval with a column a distance, and those of the uncertainty."""
-    main: dict[str, dict[str, str]] = {}
-    other: list[list[str]] = []
-    for name, value in outcome.metrics.items():
-        group, _, rest = name.partition("/")
-        if group in DISTANCES:
-            main.setdefault(rest, {})[group] = _number(value)
-        elif rest:
-            other.append([name, _number(value)])
-        else:
-            main[name] = {"mean": _number(value)}
-    columns = [distance for distance in DISTANCES if any(distance in row for row in main.values())]
-    return [[name, *(row.get(column, "") for column in columns)] for name, row in main.items()], other
-
-
-def text_table(outcome: TaskResult) -> str:
-    main, other = tables(outcome)
-    header = ["", *DISTANCES[: len(main[0]) - 1]] if outcome.task == "retrieval" else ["", "accuracy"]
-    rows = [header, *main, *([row + [""] * (len(header) - 2) for row in other])]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-    lines = (
-        "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        )
-        for row in rows
+def metric_frame(results: Sequence[TaskResult]) -> pd.DataFrame:
+    """Every metric as a row: the dataset, the task, the key in results.json, the fields of `Metric`."""
+    return pd.DataFrame(
+        {"dataset": result.name, "task": result.task, "key": metric.key, **vars(metric)}
+        for result in results
+        for metric in result.metrics
     )
-    return "\n".join(line.rstrip() for line in lines)
 
 
-def _numbers(outcome: TaskResult) -> Section:
-    main = [[_words_of(name), *cells] for name, *cells in tables(outcome)[0]]
-    if outcome.task == "zeroshot":
-        text = f"{len(outcome.data.images):,} images of {len(outcome.data.classes):,} classes. {ZEROSHOT}"
-        return Section(f"Zero-shot: {outcome.name}", text, main, ["prompts", "accuracy"])
-    known = outcome.data.images_of_caption is not None
-    text = f"{len(outcome.data.images):,} images, {len(outcome.data.captions):,} captions. {RETRIEVAL}"
+def task_table(result: TaskResult) -> pd.DataFrame:
+    """The metrics of the task, one row per metric and one column per distance, as text."""
+    frame = metric_frame([result])
+    frame = frame[frame.samples == ""]
+    label = _labels(frame)
+    columns = frame.distance.replace("", "accuracy")
+    cells = frame.value.map(_number)
+    table = pd.DataFrame({"label": label, "column": columns, "cell": cells})
+    table = table.pivot(index="label", columns="column", values="cell").fillna("")
+    return table.loc[label.unique(), columns.unique()].rename_axis(index=None, columns=None)
+
+
+def uncertainty_table(result: TaskResult, samples: str) -> pd.DataFrame:
+    """The metrics about the uncertainty of the images or the captions: one column per kind of hit, and those that have
+    to do with none in the first column."""
+    frame = metric_frame([result])
+    frame = frame[frame.samples == samples]
+    label = (frame.group + " " + frame["name"]).str.strip()
+    hits = [hit for hit in frame.hit.unique() if hit]
+    columns = frame.hit.where(frame.hit != "", hits[0])
+    table = pd.DataFrame({"label": label, "column": columns, "cell": frame.value.map(_number)})
+    table = table.pivot(index="label", columns="column", values="cell").fillna("")
+    return table.loc[label.unique(), hits].rename_axis(index=None, columns=None)
+
+
+def text_table(result: TaskResult) -> str:
+    """The numbers for the terminal."""
+    tables = [task_table(result)]
+    for query in result.queries:
+        tables.append(uncertainty_table(result, query.samples).add_prefix(f"{query.samples}: ", axis="index"))
+    return "\n\n".join(table.to_string() for table in tables)
+
+
+def _numbers(result: TaskResult) -> Section:
+    table = task_table(result)
+    data = result.data
+    if result.task == "zeroshot":
+        text = f"{len(data.images):,} images of {len(data.classes):,} classes. {ZEROSHOT}"
+        return Section(f"Zero-shot: {result.name}", text, _rows(table), ["prompts", *table.columns])
+    text = f"{len(data.images):,} images, {len(data.captions):,} captions. {RETRIEVAL}"
+    known = data.images_of_caption is not None
     text += ", of which all are known here." if known else ", which here are the pairs alone."
-    return Section(f"Retrieval: {outcome.name}", text, main, ["", *DISTANCES[: len(main[0]) - 1]])
+    return Section(f"Retrieval: {result.name}", text, _rows(table), ["", *table.columns])
 
 
-def _side(outcome: TaskResult, side: QueryResults, text: str) -> Section:
-    prefix = f"{outcome.task}-{outcome.name}-{side.kind}"
-    title = f"{outcome.name}: the {side.kind}"
-    drawn = [Plot(f"{prefix}-reliability", _reliability(side), "confidence against hits; on the line they agree")]
-    if not outcome.probabilistic:
+def _uncertainty(result: TaskResult, query: QueryResults, text: str) -> Section:
+    prefix = f"{result.task}-{result.name}-{query.samples}"
+    title = f"{result.name}: the {query.samples}"
+    drawn = [Plot(f"{prefix}-reliability", _reliability(query), "confidence against hits; on the line they agree")]
+    if not result.probabilistic:
         return Section(title, "Without uncertainties there is only the confidence of the softmax.", plots=drawn)
     drawn = [
-        Plot(f"{prefix}-bins", _bins(side), "the samples in 10 bins of equal size, from certain to uncertain"),
-        Plot(f"{prefix}-rejection", _rejection(side), "when the most uncertain are rejected; flat is chance"),
+        Plot(f"{prefix}-bins", _bins(query), "the samples in 10 bins of equal size, from certain to uncertain"),
+        Plot(f"{prefix}-rejection", _rejection(query), "when the most uncertain are rejected; flat is chance"),
         *drawn,
-        Plot(f"{prefix}-histogram", _histogram(side), "how uncertain the samples are"),
+        Plot(f"{prefix}-histogram", _histogram(query), "how uncertain the samples are"),
     ]
-    if side.kind == "captions":
-        drawn.append(Plot(f"{prefix}-words", _words(outcome, side), "mean uncertainty of captions of one length"))
-    header = ["", *map(_words_of, side.hits)]
-    return Section(f"{title} and their uncertainty", text, _side_rows(outcome, side), header, drawn)
+    if query.samples == "captions":
+        drawn.append(Plot(f"{prefix}-words", _words(result, query), "mean uncertainty of captions of one length"))
+    table = uncertainty_table(result, query.samples)
+    header = ["", *map(_words_of, table.columns)]
+    return Section(f"{title} and their uncertainty", text, _rows(table), header, drawn)
 
 
-def _side_rows(outcome: TaskResult, side: QueryResults) -> list[list[str]]:
-    """A column for each kind of hit; what has to do with none is in the first."""
-    rows: dict[str, list[str]] = {}
-    for name, value in outcome.metrics.items():
-        kind, _, rest = name.partition("/")
-        if kind == side.kind:
-            what, _, key = rest.partition("/")
-            row = rows.setdefault(key if what in side.hits else rest, [""] * len(side.hits))
-            row[list(side.hits).index(what) if what in side.hits else 0] = _number(value)
-    return [[_words_of(name), *cells] for name, cells in rows.items()]
+def _labels(frame: pd.DataFrame) -> pd.Series:
+    return (frame.direction + "_" + frame["name"]).str.strip("_")
+
+
+def _rows(table: pd.DataFrame) -> list[list[str]]:
+    return [[_words_of(str(label)), *cells] for label, *cells in table.itertuples()]
 
 
 def _words_of(name: str) -> str:
@@ -120,20 +130,20 @@ def _words_of(name: str) -> str:
     return name.replace("_", " ").replace("/", ": ").replace("=", " = ")
 
 
-def _bins(side: QueryResults) -> Any:
+def _bins(query: QueryResults) -> Any:
     figure, axes = plots.new(x="bin of uncertainty", y="hits")
-    for (name, hit), colour in zip(side.hits.items(), COLOURS, strict=False):
-        shares = [share for _, share, _ in uncertainty.bins(side.uncertainty, hit)]
+    for (name, hit), colour in zip(query.hits.items(), COLOURS, strict=False):
+        shares = [share for _, share, _ in uncertainty.bins(query.uncertainty, hit)]
         axes.plot(range(1, len(shares) + 1), shares, "o-", label=name, color=colour)
     axes.set_ylim(0, 1.02)
     axes.legend(frameon=False, labelcolor=plots.INK)
     return figure
 
 
-def _rejection(side: QueryResults) -> Any:
+def _rejection(query: QueryResults) -> Any:
     figure, axes = plots.new(x="share kept", y="hits among them")
-    for (name, hit), colour in zip(side.hits.items(), COLOURS, strict=False):
-        curve = uncertainty.rejection(side.uncertainty, hit)
+    for (name, hit), colour in zip(query.hits.items(), COLOURS, strict=False):
+        curve = uncertainty.rejection(query.uncertainty, hit)
         shown = torch.linspace(0.05, 1, 96).mul(len(curve)).ceil().long().clamp(1, len(curve)).unique()
         axes.plot((shown / len(curve)).tolist(), curve[shown - 1].tolist(), label=name, color=colour)
         axes.axhline(curve[-1].item(), color=colour, linewidth=0.8, linestyle=":")
@@ -141,54 +151,54 @@ def _rejection(side: QueryResults) -> Any:
     return figure
 
 
-def _reliability(side: QueryResults) -> Any:
+def _reliability(query: QueryResults) -> Any:
     figure, axes = plots.new(x="confidence", y="hits")
     axes.plot([0, 1], [0, 1], color=plots.INK, linewidth=0.8, linestyle=":")
-    for (name, hit), colour in zip(side.hits.items(), COLOURS, strict=False):
-        found, _ = uncertainty.reliability(side.confidence, hit)
+    for (name, hit), colour in zip(query.hits.items(), COLOURS, strict=False):
+        found, _ = uncertainty.reliability(query.confidence, hit)
         axes.plot([x for x, _, _ in found], [y for _, y, _ in found], "o-", label=name, color=colour)
     axes.legend(frameon=False, labelcolor=plots.INK)
     return figure
 
 
-def _histogram(side: QueryResults) -> Any:
-    figure, axes = plots.new(x="uncertainty", y=side.kind)
-    axes.hist(side.uncertainty.tolist(), bins=40, color=COLOURS[0])
+def _histogram(query: QueryResults) -> Any:
+    figure, axes = plots.new(x="uncertainty", y=query.samples)
+    axes.hist(query.uncertainty.tolist(), bins=40, color=COLOURS[0])
     return figure
 
 
-def _words(outcome: TaskResult, side: QueryResults) -> Any:
+def _words(result: TaskResult, query: QueryResults) -> Any:
     figure, axes = plots.new(x="words in the caption", y="uncertainty")
-    words = torch.tensor([len(caption.split()) for caption in outcome.data.captions])
+    words = torch.tensor([len(caption.split()) for caption in result.data.captions])
     lengths = words.unique()
-    means = [side.uncertainty[words == length].mean().item() for length in lengths]
+    means = [query.uncertainty[words == length].mean().item() for length in lengths]
     axes.plot(lengths.tolist(), means, "o-", color=COLOURS[0])
     return figure
 
 
-def _extremes(outcome: TaskResult) -> Iterator[Section]:
-    for side in outcome.sides:
-        if side.kind == "images":
-            order = side.uncertainty.argsort(descending=True).tolist()
-            for what, numbers in (("Most", order[:EXTREMES]), ("Least", order[::-1][:EXTREMES])):
-                pictures = [_picture(outcome, i, side.uncertainty[i].item()) for i in numbers]
-                yield Section(f"{outcome.name}: {what.lower()} uncertain images", pictures=pictures)
+def _extremes(result: TaskResult) -> Iterator[Section]:
+    for query in result.queries:
+        if query.samples == "images":
+            order = query.uncertainty.argsort(descending=True).tolist()
+            for what, indices in (("Most", order[:EXTREMES]), ("Least", order[::-1][:EXTREMES])):
+                pictures = [_picture(result, i, query.uncertainty[i].item()) for i in indices]
+                yield Section(f"{result.name}: {what.lower()} uncertain images", pictures=pictures)
         else:
-            first = list({caption: i for i, caption in reversed(list(enumerate(outcome.data.captions)))}.values())
-            first.sort(key=lambda i: -side.uncertainty[i].item())
+            first = list({caption: i for i, caption in reversed(list(enumerate(result.data.captions)))}.values())
+            first.sort(key=lambda i: -query.uncertainty[i].item())
             ends = first[:EXTREMES] + first[max(EXTREMES, len(first) - EXTREMES) :]
-            rows = [[outcome.data.captions[i], _number(side.uncertainty[i].item())] for i in ends]
+            rows = [[result.data.captions[i], _number(query.uncertainty[i].item())] for i in ends]
             text = f"The {EXTREMES} most uncertain captions, then the {EXTREMES} least uncertain ones."
-            yield Section(f"{outcome.name}: most and least uncertain captions", text, rows, ["caption", "uncertainty"])
+            yield Section(f"{result.name}: most and least uncertain captions", text, rows, ["caption", "uncertainty"])
 
 
-def _picture(outcome: TaskResult, number: int, value: float) -> Picture:
-    data = outcome.data
-    if outcome.task == "zeroshot":
-        text = data.classes[data.labels[number]]
+def _picture(result: TaskResult, index: int, value: float) -> Picture:
+    data = result.data
+    if result.task == "zeroshot":
+        text = data.classes[data.labels[index]]
     else:
-        text = data.captions[data.image_of_caption.index(number)]
-    return Picture(decode_image(data.images[number].read()), f"{_number(value)}: {text}")
+        text = data.captions[data.image_of_caption.index(index)]
+    return Picture(decode_image(data.images[index].read()), f"{_number(value)}: {text}")
 
 
 def _number(value: float) -> str:

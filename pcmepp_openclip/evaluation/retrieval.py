@@ -1,109 +1,246 @@
-"""Retrieval with several right answers a query, by three distances, in chunks of the matrix.
+"""Retrieval with one or several right answers per query, by any distance, in chunks of the matrix.
 
-How it must not be read: R@k counts only the caption that was written for an image, as the field does; a model that
-finds another caption that fits as well is wrong there. mAP@R and R-Precision are for that, where all matches are known.
+Validation while training and `pcmepp eval` both call `rankings`, so their numbers have the same definition, the same
+rule for ties and the same names.
+
+How it must not be read: R@k counts only the items that a query is paired with, as the field does; a model that finds
+another caption that fits as well is wrong there. mAP@R, R-Precision and any_match_R@1 are for that, where all matches
+are known.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from ..distances import DISTANCES, get_distance
 from ..gaussian import Gaussian
+from .metric import Metric
 
 KS = (1, 5, 10)
-DISTANCES = ("mean", "csd", "wasserstein")
-Matches = Sequence[Sequence[int]]  # for each query the numbers of the right items of the gallery
+CHUNK = 10_000_000  # elements of the matrix held at a time: above the 32 MB below which glibc fragments its heap
+Matches = Sequence[Sequence[int]]  # the indices of the right items of the gallery, for each query
 
 
-class Product(NamedTuple):
-    """A distance in the form that needs no N x M x D: its negative, up to a term of the query's own and a factor 2,
-    is `query @ gallery.T - offset`, where there is an offset."""
+@dataclass(frozen=True)
+class Ranking:
+    """What one distance finds in one direction, per query.
 
-    query_NE: Tensor
-    gallery_ME: Tensor
-    offset_M: Tensor | None
-
-
-def product(query: Gaussian, gallery: Gaussian, distance: str) -> Product:
-    """With unit means: "mean" is the cosine, "csd" `|mu - mu'|^2 + sum sigma^2 + sum sigma'^2`, "wasserstein" the
-    2-Wasserstein distance of diagonal Gaussians, `|mu - mu'|^2 + |sigma - sigma'|^2`."""
-    mean_ND, mean_MD = query.mean.float(), gallery.mean.float()
-    if distance == "mean":
-        return Product(mean_ND, mean_MD, None)
-    offset_M = gallery.uncertainty / 2
-    if distance == "csd":
-        return Product(mean_ND, mean_MD, offset_M)
-    assert distance == "wasserstein", distance
-    sigma_ND, sigma_MD = (0.5 * query.logvar).exp(), (0.5 * gallery.logvar).exp()
-    return Product(torch.cat([mean_ND, sigma_ND], 1), torch.cat([mean_MD, sigma_MD], 1), offset_M)
-
-
-def nearest(query: Gaussian, gallery: Gaussian, distance: str, k: int, chunk: int = 2**23) -> Iterator[Tensor]:
-    """The numbers of the k nearest items, [n, k], nearest first, for chunks of queries in order.
-
-    Ties are broken by a fixed random order of the gallery, whatever k is, and never by the order in which right
-    answers lie: a model that maps everything to one point finds as much as chance does. Equal items always tie: their
-    score is computed once.
+    Arguments:
+        distance, direction: see `Metric`.
+        own_rank_N: the rank, from 0, of the first item that the query is paired with.
+        match_rank_N: the rank of the first item that fits, or None where only the pairs are known.
+        average_precision_N, r_precision_N: mAP@R and R-Precision per query, see `precisions`; None where every query
+            has one right answer, since both are then the same as R@1.
     """
-    order_M = torch.randperm(len(gallery.mean), generator=torch.Generator().manual_seed(0))
-    keys_U, place_M = gallery.keys.unique(return_inverse=True)
-    if len(keys_U) == len(order_M):
-        rows, expand_M = order_M, None
-    else:
-        rows = torch.empty_like(keys_U).index_copy_(0, place_M, torch.arange(len(place_M)))  # any of the equal ones
-        expand_M = place_M[order_M]
-    query_NE, gallery_ME, offset_M = product(query, gallery, distance)
-    gallery_UE, offset_U = gallery_ME[rows], None if offset_M is None else offset_M[rows]
-    step = max(1, chunk // len(order_M))
-    for start in range(0, len(query_NE), step):
-        score_nU = query_NE[start : start + step] @ gallery_UE.T
-        if offset_U is not None:
-            score_nU -= offset_U
-        score_nM = score_nU if expand_M is None else score_nU[:, expand_M]
+
+    distance: str
+    direction: str
+    own_rank_N: Tensor
+    match_rank_N: Tensor | None
+    average_precision_N: Tensor | None
+    r_precision_N: Tensor | None
+
+    @property
+    def hits(self) -> dict[str, Tensor]:
+        """Whether the first item is right, [N] of 0 and 1, by what counts as right: what uncertainty is compared
+        with."""
+        ranks = {"R@1": self.own_rank_N, "any_match_R@1": self.match_rank_N}
+        return {f"{self.distance}_{name}": (rank < 1).float() for name, rank in ranks.items() if rank is not None}
+
+    def metrics(self) -> Iterator[Metric]:
+        """R@1, R@5, R@10, mean and median rank, and where there are several right answers any_match_R@1, mAP@R and
+        R-Precision."""
+        rank = self.own_rank_N.double()
+        values: dict[str, Tensor | None] = {f"R@{k}": rank < k for k in KS}
+        values["any_match_R@1"] = None if self.match_rank_N is None else self.match_rank_N < 1
+        values |= {"mAP@R": self.average_precision_N, "R-Precision": self.r_precision_N}
+        means = {name: value.double().mean().item() for name, value in values.items() if value is not None}
+        means["mean_rank"] = rank.mean().item() + 1
+        ordered, n = self.own_rank_N.sort().values, len(rank)
+        means["median_rank"] = ((ordered[(n - 1) // 2] + ordered[n // 2]) // 2).item() + 1
+        for name, value in means.items():
+            yield Metric(name, value, self.distance, self.direction)
+
+
+def rankings(
+    images: Gaussian,
+    texts: Gaussian,
+    image_of_text: Sequence[int],
+    images_of_text: Matches | None = None,
+    distances: Iterable[str] = tuple(DISTANCES),
+) -> list[Ranking]:
+    """Both directions by each distance, image to text first.
+
+    Arguments:
+        image_of_text: for each text the index of the image that it was written for.
+        images_of_text: for each text the indices of all images that it fits, where known.
+    """
+    pairs = [[i] for i in image_of_text]
+    n = len(images.mean)
+    by_image = None if images_of_text is None else invert(images_of_text, n)
+    directions = (
+        ("image_to_text", images, texts, invert(pairs, n), by_image),
+        ("text_to_image", texts, images, pairs, images_of_text),
+    )
+    return [
+        _rank(distance, direction, query, gallery, own, matches)
+        for distance in distances
+        for direction, query, gallery, own, matches in directions
+    ]
+
+
+def retrieval_metrics(found: Sequence[Ranking]) -> Iterator[Metric]:
+    """The metrics of each ranking, and after both directions of a distance its RSUM: the six R@k in per cent, added."""
+    for distance in dict.fromkeys(ranking.distance for ranking in found):
+        rsum = 0.0
+        for ranking in found:
+            if ranking.distance == distance:
+                for metric in ranking.metrics():
+                    rsum += 100 * metric.value if metric.name in {f"R@{k}" for k in KS} else 0
+                    yield metric
+        yield Metric("RSUM", rsum, distance)
+
+
+def _rank(
+    distance: str, direction: str, query: Gaussian, gallery: Gaussian, own: Matches, matches: Matches | None
+) -> Ranking:
+    device = query.mean.device
+    own_ranks, match_ranks_, precision = [], [], []
+    right = own if matches is None else matches
+    count_N = torch.tensor([len(items) for items in right], device=device)
+    several = bool((count_N > 1).any())
+    own_NR, right_NR = _places(own, gallery), _places(right, gallery)
+    for rows, score_nM in scores(query, gallery, distance):
+        own_ranks.append(first_rank(score_nM, own_NR[rows]))
+        if matches is not None:
+            match_ranks_.append(first_rank(score_nM, right_NR[rows]))
+        if several:
+            top_nK = top_k(score_nM, int(count_N.max()))
+            precision.append(torch.stack(precisions(_is_in(top_nK, right_NR[rows], score_nM), count_N[rows])))
+    average, r_precision = torch.cat(precision, dim=1) if precision else (None, None)
+    found = torch.cat(match_ranks_) if match_ranks_ else None
+    return Ranking(distance, direction, torch.cat(own_ranks), found, average, r_precision)
+
+
+def match_ranks(query: Gaussian, gallery: Gaussian, matches: Matches, distance: str) -> Tensor:
+    """The rank, from 0, of the first right item for each query, [N]."""
+    place_NR = _places(matches, gallery)
+    return torch.cat([first_rank(score, place_NR[rows]) for rows, score in scores(query, gallery, distance)])
+
+
+def nearest(query: Gaussian, gallery: Gaussian, distance: str, k: int, chunk: int = CHUNK) -> Iterator[Tensor]:
+    """The indices of the k nearest items, [n, k], nearest first, for chunks of queries in order."""
+    order_M = tie_order(gallery)
+    for _, score_nM in scores(query, gallery, distance, chunk):
         yield order_M[top_k(score_nM, k)]
 
 
-def top_k(score_nM: Tensor, k: int) -> Tensor:
-    """The places of the k highest scores, [n, k], the highest first and equal ones in order of place.
+def tie_order(gallery: Gaussian) -> Tensor:
+    """The fixed random order of the gallery by which ties are broken, [M]: never by the order in which right answers
+    happen to be stored, so that a model which maps everything to one point finds as much as chance does."""
+    order_M = torch.randperm(len(gallery.mean), generator=torch.Generator().manual_seed(0))
+    return order_M.to(gallery.mean.device)
 
-    That is the start of a stable sort, and so that of a larger k begins with that of a smaller one, which
+
+def scores(query: Gaussian, gallery: Gaussian, distance: str, chunk: int = CHUNK) -> Iterator[tuple[slice, Tensor]]:
+    """(rows, closeness) for chunks of queries in order: [n, M], larger for nearer, the gallery in `tie_order`.
+
+    Equal items of the gallery always tie: their score is computed once.
+    """
+    order_M = tie_order(gallery)
+    key_U, place_M = gallery.keys.unique(return_inverse=True)
+    if len(key_U) == len(order_M):
+        kept_U, expand_M = order_M, None
+    else:  # any one of the equal items
+        indices = torch.arange(len(place_M), device=place_M.device)
+        kept_U = torch.empty_like(key_U).index_copy_(0, place_M, indices)
+        expand_M = place_M[order_M]
+    measure = get_distance(distance)
+    factors = measure.factors(query, gallery)
+    if factors is None:
+        gallery = Gaussian(gallery.mean[kept_U], gallery.logvar[kept_U])
+    else:
+        gallery_UE = factors.gallery_ME[kept_U]
+        column_U = None if factors.column_M is None else factors.column_M[kept_U]
+    step = max(1, chunk // len(order_M))
+    for start in range(0, len(query.mean), step):
+        rows = slice(start, min(start + step, len(query.mean)))
+        if factors is None:
+            score_nU = -measure.matrix(Gaussian(query.mean[rows], query.logvar[rows]), gallery)
+        else:
+            score_nU = factors.query_NE[rows] @ gallery_UE.T
+            if column_U is not None:
+                score_nU -= column_U
+        yield rows, score_nU if expand_M is None else score_nU[:, expand_M]
+
+
+def first_rank(score_nM: Tensor, place_nR: Tensor) -> Tensor:
+    """The rank, from 0, of the best of the items at `place_nR`, [n]: how many items come before it in a stable sort.
+
+    Arguments:
+        place_nR: columns of `score_nM`, M where a query has fewer than R of them.
+    """
+    columns = score_nM.shape[1]
+    score_nR = score_nM.gather(1, place_nR.clamp(max=columns - 1))
+    score_nR = score_nR.masked_fill(place_nR == columns, -torch.inf)
+    best_n1 = score_nR.amax(dim=1, keepdim=True)
+    place_n1 = place_nR.masked_fill(score_nR != best_n1, columns).amin(dim=1, keepdim=True)
+    # Sums of floats are several times as fast on a CPU as sums of booleans, and exact up to 2^24 columns.
+    scratch_nM = torch.empty_like(score_nM)
+    rank_n = torch.gt(score_nM, best_n1, out=scratch_nM).sum(dim=1).long()
+    tied_n = torch.ge(score_nM, best_n1, out=scratch_nM).sum(dim=1).long() > rank_n + 1
+    if tied_n.any():
+        before = torch.arange(columns, device=score_nM.device) < place_n1[tied_n]
+        rank_n[tied_n] += ((score_nM[tied_n] == best_n1[tied_n]) & before).sum(dim=1)
+    return rank_n.masked_fill(best_n1[:, 0].isnan(), columns - 1)  # nothing is closer than nan, and nothing is found
+
+
+def _places(matches: Matches, gallery: Gaussian) -> Tensor:
+    """Where each query's right items are in `tie_order`, [N, R], padded with M."""
+    device, size = gallery.mean.device, len(gallery.mean)
+    place_M = torch.empty(size + 1, dtype=torch.long, device=device)
+    place_M[tie_order(gallery)] = torch.arange(size, device=device)
+    place_M[size] = size
+    indices = [torch.as_tensor(items, dtype=torch.long) for items in matches]
+    return place_M[pad_sequence(indices, batch_first=True, padding_value=size).to(device)]
+
+
+def _is_in(top_nK: Tensor, place_nR: Tensor, score_nM: Tensor) -> Tensor:
+    """Whether each retrieved item is right, [n, K]."""
+    right_nM = torch.zeros(len(score_nM), score_nM.shape[1] + 1, dtype=torch.bool, device=score_nM.device)
+    return right_nM.scatter_(1, place_nR, True).gather(1, top_nK)
+
+
+def top_k(score_nM: Tensor, k: int) -> Tensor:
+    """The columns of the k highest scores, [n, k], the highest first and equal ones in the order of columns.
+
+    That is the start of a stable sort, so the result for a larger k begins with that for a smaller one, which
     `torch.topk` does not promise."""
     k = min(k, score_nM.shape[1])
     value, place = score_nM.topk(min(k + 1, score_nM.shape[1]), dim=1)
     place_nk, by_place = place[:, :k].sort(dim=1)
     by_value = value[:, :k].gather(1, by_place).argsort(dim=1, descending=True, stable=True)
     place_nk = place_nk.gather(1, by_value)
-    cut_n = (value[:, k - 1 : k] == value[:, k:]).any(dim=1)  # of some equal scores, not all are among the first k
+    cut_n = (value[:, k - 1 : k] == value[:, k:]).any(dim=1)  # only some of several equal scores are among the first k
     if cut_n.any():
         place_nk[cut_n] = score_nM[cut_n].argsort(dim=1, descending=True, stable=True)[:, :k]
     return place_nk
 
 
-def hits(top_nK: Tensor, matches: Matches) -> Tensor:
-    """Whether each retrieved item is right, [n, K]."""
-    right = [torch.isin(row, torch.as_tensor(match)) for row, match in zip(top_nK, matches, strict=True)]
-    return torch.stack(right)
-
-
-def recalls(hit_NK: Tensor, ks: Sequence[int] = KS) -> Iterator[tuple[str, float]]:
-    """R@k: the share of queries with a right item among the first k."""
-    for k in ks:
-        yield f"R@{k}", hit_NK[:, :k].any(dim=1).float().mean().item()
-
-
-def precisions(hit_NK: Tensor, number_N: Tensor) -> tuple[Tensor, Tensor]:
-    """(mAP@R, R-Precision) of each query, [N], from right or wrong at the first K places, where R, the number of
+def precisions(hit_NK: Tensor, count_N: Tensor) -> tuple[Tensor, Tensor]:
+    """(mAP@R, R-Precision) of each query, [N], from right or wrong at the first K ranks, where R, the number of
     right items, is at most K.
 
         R-Precision = share of right items among the first R
         mAP@R       = 1/R sum over r = 1..R of (precision at r if item r is right, else 0)
     """
-    place_K = torch.arange(1, hit_NK.shape[1] + 1)
-    counted_NK = hit_NK.double() * (place_K <= number_N[:, None])
+    place_K = torch.arange(1, hit_NK.shape[1] + 1, device=hit_NK.device)
+    counted_NK = hit_NK.double() * (place_K <= count_N[:, None])
     precision_NK = counted_NK.cumsum(dim=1) / place_K
-    return (precision_NK * counted_NK).sum(dim=1) / number_N, counted_NK.sum(dim=1) / number_N
+    return (precision_NK * counted_NK).sum(dim=1) / count_N, counted_NK.sum(dim=1) / count_N
 
 
 def invert(matches: Matches, count: int) -> list[list[int]]:
@@ -115,66 +252,8 @@ def invert(matches: Matches, count: int) -> list[list[int]]:
     return inverse
 
 
-def first_hit(query: Gaussian, gallery: Gaussian, matches: Matches, distance: str) -> Tensor:
-    """Whether the nearest item is a right one, [N] of 0 and 1: what uncertainty is held against. Its mean is R@1."""
-    top_N1 = torch.cat(list(nearest(query, gallery, distance, 1)))
-    return hits(top_N1, matches)[:, 0].float()
-
-
-def confidence(query: Gaussian, gallery: Gaussian, scale: float, chunk: int = 2**23) -> Tensor:
+def confidence(query: Gaussian, gallery: Gaussian, scale: float, chunk: int = CHUNK) -> Tensor:
     """The probability that the softmax over the gallery, by the cosine times `scale`, gives to its first item, [N]."""
     step = max(1, chunk // len(gallery.mean))
     logits = (scale * part @ gallery.mean.T for part in query.mean.split(step))
     return torch.cat([part.softmax(dim=1).amax(dim=1) for part in logits])
-
-
-def retrieval(
-    images: Gaussian,
-    texts: Gaussian,
-    image_of_text: Sequence[int],
-    images_of_text: Matches | None = None,
-    distances: Sequence[str] = DISTANCES,
-) -> Iterator[tuple[str, float]]:
-    """R@k, mAP@R and R-Precision in both directions, and RSUM (the six R@k in per cent, added), by each distance.
-
-    Arguments:
-        image_of_text: for each text the image that it was written for: R@k.
-        images_of_text: for each text all images that it fits, where known: mAP@R and R-Precision, and R@1 with any of
-            them right as `any_match_R@1`. Without, these are computed from `image_of_text` too.
-
-    Yields names like "csd/image_to_text_R@1".
-    """
-    pairs = [[i] for i in image_of_text]
-    matches = pairs if images_of_text is None else images_of_text
-    n = len(images.mean)
-    directions = {
-        "image_to_text": (images, texts, invert(pairs, n), invert(matches, n)),
-        "text_to_image": (texts, images, pairs, matches),
-    }
-    for distance in distances:
-        rsum = 0.0
-        for name, (query, gallery, own, right) in directions.items():
-            found = dict(_one_direction(query, gallery, own, right, distance))
-            rsum += sum(100 * value for key, value in found.items() if key.startswith("R@"))
-            if images_of_text is None:
-                del found["any_match_R@1"]
-            yield from ((f"{distance}/{name}_{key}", value) for key, value in found.items())
-        yield f"{distance}/RSUM", rsum
-
-
-def _one_direction(
-    query: Gaussian, gallery: Gaussian, own: Matches, right: Matches, distance: str
-) -> Iterator[tuple[str, float]]:
-    number_N = torch.tensor([len(items) for items in right])
-    paired, first, by_query, start = [], [], [], 0
-    for top in nearest(query, gallery, distance, max(*KS, int(number_N.max()))):
-        rows = slice(start, start := start + len(top))
-        paired.append(hits(top[:, : max(KS)], own[rows]))
-        hit = hits(top, right[rows])
-        first.append(hit[:, :1])
-        by_query.append(torch.stack(precisions(hit, number_N[rows])))
-    yield from recalls(torch.cat(paired))
-    yield "any_match_R@1", torch.cat(first).float().mean().item()
-    average, precision = torch.cat(by_query, dim=1).mean(dim=1).tolist()
-    yield "mAP@R", average
-    yield "R-Precision", precision

@@ -12,24 +12,33 @@ import open_clip
 import torch
 from torch import Tensor
 
+from ..distances import DISTANCES
 from ..gaussian import Gaussian
 from . import coco, uncertainty
 from .datasets import Captioned, Labelled
 from .encode import Encoder
-from .retrieval import DISTANCES, confidence, first_hit, invert, retrieval
+from .metric import Metric, as_dict
+from .retrieval import confidence, rankings, retrieval_metrics
 from .zeroshot import predict, weighted, zeroshot
 
-HIT_BY = ("mean", "csd")  # the distances by which what comes first is held against the uncertainty
 STANDARD_PROMPT = "a photo of a {c}."
+SAMPLES = {"image_to_text": "images", "text_to_image": "captions"}  # the queries of each direction
 
 
 @dataclass
 class QueryResults:
-    """One kind of sample with its uncertainties, and what came of each sample when it was the query."""
+    """The images or the captions with their uncertainties, and whether each of them, as the query, found its answer.
 
-    kind: str  # "images" or "captions"
+    Arguments:
+        samples: "images" or "captions".
+        uncertainty: [N].
+        hits: [N] of 0 and 1, by what counts as a hit, such as "csd_R@1".
+        confidence: the softmax's probability of the first answer, [N].
+    """
+
+    samples: str
     uncertainty: Tensor
-    hits: dict[str, Tensor]  # by the name of what counts as a hit
+    hits: dict[str, Tensor]
     confidence: Tensor
 
 
@@ -38,9 +47,9 @@ class TaskResult:
     name: str
     task: str
     data: Any  # Captioned or Labelled
-    metrics: dict[str, float]
+    metrics: list[Metric]
     probabilistic: bool
-    sides: list[QueryResults] = field(default_factory=list)
+    queries: list[QueryResults] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         out: dict[str, Any] = {"images": len(self.data.images)}
@@ -48,12 +57,13 @@ class TaskResult:
             out["captions"] = len(self.data.captions)
         else:
             out["classes"] = len(self.data.classes)
-        out["metrics"] = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
+        values = as_dict(self.metrics)
+        out["metrics"] = {key: value if math.isfinite(value) else None for key, value in values.items()}
         if self.probabilistic:
             out["bins"] = {
-                f"{side.kind}/{name}": uncertainty.bins(side.uncertainty, hit)
-                for side in self.sides
-                for name, hit in side.hits.items()
+                f"{query.samples}/{name}": uncertainty.bins(query.uncertainty, hit)
+                for query in self.queries
+                for name, hit in query.hits.items()
             }
         return out
 
@@ -63,35 +73,34 @@ def evaluate_retrieval(encoder: Encoder, name: str, data: Captioned, rank: int =
     texts = encoder.texts(data.captions, f"{name}-captions")
     if rank:
         return None
-    pairs = [[i] for i in data.image_of_caption]
-    right = {"R@1": pairs, **({"any_match_R@1": data.images_of_caption} if data.images_of_caption else {})}
-    distances = DISTANCES if encoder.probabilistic else DISTANCES[:1]
-    sides = []
-    for kind, query, gallery in (("images", images, texts), ("captions", texts, images)):
-        hits = {}
-        for what, matches in right.items():
-            by_query = invert(matches, len(data.images)) if kind == "images" else matches
-            for distance in (distance for distance in distances if distance in HIT_BY):
-                hits[f"{distance}_{what}"] = first_hit(query, gallery, by_query, distance)
-        sides.append(QueryResults(kind, query.uncertainty, hits, confidence(query, gallery, encoder.scale)))
-    metrics = dict(retrieval(images, texts, data.image_of_caption, data.images_of_caption, distances))
+    distances = list(DISTANCES) if encoder.probabilistic else ["cosine"]
+    found = rankings(images, texts, data.image_of_caption, data.images_of_caption, distances)
+    queries = []
+    for direction, query, gallery in (("image_to_text", images, texts), ("text_to_image", texts, images)):
+        hits = {
+            label: hit
+            for ranking in found
+            if ranking.direction == direction and ranking.distance in ("cosine", encoder.distance)
+            for label, hit in ranking.hits.items()
+        }
+        sure = confidence(query, gallery, encoder.scale)
+        queries.append(QueryResults(SAMPLES[direction], query.uncertainty, hits, sure))
+    metrics = list(retrieval_metrics(found))
     if data.coco_images is not None:
         assert data.coco_captions is not None
         package, own = coco.load_eccv_caption(), data.image_of_caption
-        for distance in distances:
-            del metrics[f"{distance}/RSUM"]  # COCO has two, of 1K and of 5K, which have their own names
-        metrics |= coco.coco(images, texts, data.coco_images, data.coco_captions, own, distances, package)
+        metrics = [metric for metric in metrics if metric.name != "RSUM"]  # COCO has two, of 1K and of 5K
+        metrics += coco.coco(images, texts, data.coco_images, data.coco_captions, own, distances, package)
         if encoder.probabilistic:
-            for side, hit in zip(
-                sides, coco.first_hits_1k(images, texts, data.coco_captions, own, "csd", package), strict=True
-            ):
-                side.hits["coco_1k_csd_R@1"] = hit
-    metrics |= _of_sides(encoder, sides)
+            hits_1k = coco.first_hits_1k(images, texts, data.coco_captions, own, "csd", package)
+            for results, hit in zip(queries, hits_1k, strict=True):
+                results.hits["coco_1k_csd_R@1"] = hit
+    metrics += _about_hits(encoder, queries)
     if encoder.probabilistic:
-        metrics |= {f"images/{k}": v for k, v in uncertainty.against_facts(images.uncertainty, data.facts)}
+        metrics += uncertainty.against_facts(images.uncertainty, data.facts, "images")
         counts = None if data.images_of_caption is None else [len(fits) for fits in data.images_of_caption]
-        metrics |= {f"captions/{k}": v for k, v in uncertainty.of_captions(texts.uncertainty, data.captions, counts)}
-    return TaskResult(name, "retrieval", data, metrics, encoder.probabilistic, sides)
+        metrics += uncertainty.of_captions(texts.uncertainty, data.captions, counts)
+    return TaskResult(name, "retrieval", data, metrics, encoder.probabilistic, queries)
 
 
 def evaluate_zeroshot(
@@ -108,21 +117,21 @@ def evaluate_zeroshot(
     shape = len(data.classes), len(templates), -1
     prompts_CTD = Gaussian(prompts.mean.reshape(shape), prompts.logvar.reshape(shape))
     one = templates.index(STANDARD_PROMPT) if STANDARD_PROMPT in templates else 0
-    metrics = dict(zeroshot(images, data.labels, prompts_CTD, one, known, encoder.probabilistic))
+    metrics = list(zeroshot(images, data.labels, prompts_CTD, one, known, encoder.probabilistic))
     classifier = weighted(prompts_CTD, torch.ones(shape[:2]))
     hit = (predict(images.mean, classifier)[:, 0] == torch.tensor(data.labels)).float()
     sure = confidence(images, Gaussian(classifier, classifier), encoder.scale)
-    sides = [QueryResults("images", images.uncertainty, {"accuracy": hit}, sure)]
-    metrics |= _of_sides(encoder, sides)
+    queries = [QueryResults("images", images.uncertainty, {"accuracy": hit}, sure)]
+    metrics += _about_hits(encoder, queries)
     if encoder.probabilistic:
-        metrics |= {f"images/{k}": v for k, v in uncertainty.against_facts(images.uncertainty, data.facts)}
-    return TaskResult(name, "zeroshot", data, metrics, encoder.probabilistic, sides)
+        metrics += uncertainty.against_facts(images.uncertainty, data.facts, "images")
+    return TaskResult(name, "zeroshot", data, metrics, encoder.probabilistic, queries)
 
 
-def _of_sides(encoder: Encoder, sides: Sequence[QueryResults]) -> Iterator[tuple[str, float]]:
-    for side in sides:
-        for what, hit in side.hits.items():
-            yield f"{side.kind}/{what}/calibration_error", uncertainty.reliability(side.confidence, hit)[1]
+def _about_hits(encoder: Encoder, queries: Sequence[QueryResults]) -> Iterator[Metric]:
+    for query in queries:
+        for label, hit in query.hits.items():
+            error = uncertainty.reliability(query.confidence, hit)[1]
+            yield Metric("calibration_error", error, samples=query.samples, hit=label)
             if encoder.probabilistic:
-                for key, value in uncertainty.against_hits(side.uncertainty, hit):
-                    yield f"{side.kind}/{what}/{key}", value
+                yield from uncertainty.against_hits(query.uncertainty, hit, query.samples, label)

@@ -1,4 +1,4 @@
-"""What an uncertainty goes with: hits, matches, the length of a caption, known facts about an image.
+"""What an uncertainty predicts: hits, matches, the length of a caption, known facts about an image.
 
 How it must not be read: a correlation over 10 bins is of 10 numbers, and high even where single samples are told apart
 badly; AUROC and the rejection curve are about samples. An uncertainty has no unit: compare within one
@@ -12,38 +12,46 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .ranking import bin_correlation
+from .metric import Metric
 
-KEPT = (0.5, 0.8, 0.9)
+COVERAGES = (0.5, 0.8, 0.9)  # the shares of samples, the most certain ones, whose hits are reported
 
 
 def bins(uncertainty_N: Tensor, hit_N: Tensor, count: int = 10) -> list[tuple[float, float, int]]:
-    """(mean uncertainty, share of hits, number) of bins of equal size, from certain to uncertain."""
+    """(mean uncertainty, share of hits, number of samples) of bins of equal size, from certain to uncertain."""
     order = uncertainty_N.argsort()
     parts = zip(uncertainty_N[order].tensor_split(count), hit_N[order].tensor_split(count), strict=True)
     return [(u.mean().item(), hit.mean().item(), len(hit)) for u, hit in parts if len(hit)]
 
 
+def bin_correlation(uncertainty_N: Tensor, hit_N: Tensor, count: int = 10) -> float:
+    """Pearson's correlation between the index of an uncertainty bin and its share of hits; nan if undefined."""
+    shares = torch.tensor([share for _, share, _ in bins(uncertainty_N, hit_N, count)])
+    if len(shares) < 2 or shares.std() == 0:
+        return math.nan
+    return torch.corrcoef(torch.stack([torch.arange(len(shares), dtype=shares.dtype), shares]))[0, 1].item()
+
+
 def rejection(uncertainty_N: Tensor, hit_N: Tensor) -> Tensor:
     """The share of hits among the k most certain samples, for k = 1..N, [N]; equally uncertain ones share theirs."""
     values, place = uncertainty_N.unique(return_inverse=True)
-    total = torch.zeros(len(values), dtype=torch.double)
-    number = torch.zeros_like(total).index_add_(0, place, torch.ones(len(place), dtype=torch.double))
+    total = torch.zeros(len(values), dtype=torch.double, device=values.device)
+    number = torch.zeros_like(total).index_add_(0, place, torch.ones_like(place, dtype=torch.double))
     share = total.index_add_(0, place, hit_N.double()) / number
     return _running_mean(share[place][uncertainty_N.argsort()])
 
 
 def _running_mean(x_N: Tensor) -> Tensor:
-    return x_N.cumsum(0) / torch.arange(1, len(x_N) + 1)
+    return x_N.cumsum(0) / torch.arange(1, len(x_N) + 1, device=x_N.device)
 
 
 def reliability(confidence_N: Tensor, hit_N: Tensor, count: int = 10) -> tuple[list[tuple[float, float, int]], float]:
-    """(mean confidence, share of hits, number) of bins of [0, 1] of equal width, and the expected calibration error:
-    the mean over samples of how far the two are apart."""
-    number_N = (confidence_N * count).long().clamp(0, count - 1)
+    """(mean confidence, share of hits, number of samples) of bins of [0, 1] of equal width, and the expected
+    calibration error: the mean over samples of the difference between the two."""
+    bin_N = (confidence_N * count).long().clamp(0, count - 1)
     found, error = [], 0.0
     for i in range(count):
-        inside = number_N == i
+        inside = bin_N == i
         if inside.any():
             confidence, share, n = confidence_N[inside].mean().item(), hit_N[inside].mean().item(), int(inside.sum())
             found.append((confidence, share, n))
@@ -73,38 +81,48 @@ def _mean_ranks(x_N: Tensor) -> Tensor:
     return (last - (count - 1) / 2).double()[place]
 
 
-def against_hits(uncertainty_N: Tensor, hit_N: Tensor) -> Iterator[tuple[str, float]]:
+def against_hits(uncertainty_N: Tensor, hit_N: Tensor, samples: str, hit: str) -> Iterator[Metric]:
     """Correlation with the hits over 10 bins (-1: the uncertain ones fail), how well the uncertainty tells misses from
-    hits, and the share of hits when only the most certain samples are kept."""
-    yield "bin_correlation", bin_correlation(uncertainty_N, hit_N)
-    yield "miss_AUROC", auroc(uncertainty_N, 1 - hit_N)
+    hits, and the share of hits when only the most certain samples are kept.
+
+    Arguments:
+        samples, hit: what the numbers are about, see `Metric`.
+    """
+
+    def metric(name: str, value: float) -> Metric:
+        return Metric(name, value, samples=samples, hit=hit)
+
+    yield metric("bin_correlation", bin_correlation(uncertainty_N, hit_N))
+    yield metric("miss_AUROC", auroc(uncertainty_N, 1 - hit_N))
     curve = rejection(uncertainty_N, hit_N)
-    for kept in KEPT:
-        yield f"hits_at_{kept:.0%}_coverage", curve[max(1, round(kept * len(curve))) - 1].item()
-    yield "hits_of_all", curve[-1].item()
+    for coverage in COVERAGES:
+        yield metric(f"hits_at_{coverage:.0%}_coverage", curve[max(1, round(coverage * len(curve))) - 1].item())
+    yield metric("hits_of_all", curve[-1].item())
 
 
-def against_facts(uncertainty_N: Tensor, facts: Sequence[dict[str, Any]]) -> Iterator[tuple[str, float]]:
-    """For every fact that sorts the samples into 2 to 10 kinds: each kind's mean uncertainty, and its AUROC over the
-    others. Yields names like "condition=blurred/AUROC"."""
+def against_facts(uncertainty_N: Tensor, facts: Sequence[dict[str, Any]], samples: str) -> Iterator[Metric]:
+    """For every fact that sorts the samples into 2 to 10 groups: each group's mean uncertainty, and the AUROC of its
+    uncertainty against the others'. The group of a metric reads like "condition=blurred"."""
     for name in dict.fromkeys(name for fact in facts for name in fact):
         values = [fact.get(name) for fact in facts]
         kinds = sorted({value for value in values if isinstance(value, str)})
         if not (2 <= len(kinds) <= min(10, len(values) - 1) and all(isinstance(value, str) for value in values)):
             continue
         for kind in kinds:
-            inside = torch.tensor([value == kind for value in values])
-            yield f"{name}={kind}/mean", uncertainty_N[inside].mean().item()
-            yield f"{name}={kind}/AUROC", auroc(uncertainty_N, inside)
+            inside, group = torch.tensor([value == kind for value in values]), f"{name}={kind}"
+            yield Metric("mean", uncertainty_N[inside].mean().item(), samples=samples, group=group)
+            yield Metric("AUROC", auroc(uncertainty_N, inside), samples=samples, group=group)
 
 
 def of_captions(
-    uncertainty_N: Tensor, captions: Sequence[str], number_of_images: Sequence[int] | None
-) -> Iterator[tuple[str, float]]:
-    """Rank correlation of a caption's uncertainty with its length in words, and with the number of images it truly
-    fits where that is known. A caption that occurs several times counts once."""
+    uncertainty_N: Tensor, captions: Sequence[str], matches_per_caption: Sequence[int] | None
+) -> Iterator[Metric]:
+    """Rank correlation of a caption's uncertainty with its length in words, and with the number of images that it
+    truly fits where that is known. A caption that occurs several times counts once."""
     first = list({caption: i for i, caption in reversed(list(enumerate(captions)))}.values())
     uncertainty = uncertainty_N[first]
-    yield "spearman_caption_length", spearman(uncertainty, torch.tensor([len(captions[i].split()) for i in first]))
-    if number_of_images is not None:
-        yield "spearman_matches", spearman(uncertainty, torch.tensor([number_of_images[i] for i in first]))
+    words = torch.tensor([len(captions[i].split()) for i in first])
+    yield Metric("spearman_caption_length", spearman(uncertainty, words), samples="captions")
+    if matches_per_caption is not None:
+        matches = torch.tensor([matches_per_caption[i] for i in first])
+        yield Metric("spearman_matches", spearman(uncertainty, matches), samples="captions")

@@ -3,7 +3,7 @@
 How it must not be read: what is chosen on the test images themselves (`oracle_...`) says what luck can do, not what a
 model can; `bprw_unlabelled` has seen the test images, though not their labels. The rest are fair.
 
-Shapes: N images, C classes, T prompts a class, D dimensions.
+Shapes: N images, C classes, T prompts per class, D dimensions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,8 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..distances import DISTANCES, Distance
 from ..gaussian import Gaussian
 from .bprw import FEW_SHOT, NEIGHBOURS, prompt_weights
+from .metric import Metric
 from .retrieval import top_k
 
 TOP_KS = (1, 2, 5, 10, 20, 40)
@@ -29,10 +31,24 @@ def weighted(prompts_CTD: Gaussian, weight_CT: Tensor) -> Tensor:
     return F.normalize(weighted_sum(prompts_CTD, weight_CT), dim=-1)
 
 
-def predict(images_ND: Tensor, classifier_CD: Tensor, k: int = 1, offset_C: Tensor | None = None) -> Tensor:
-    """The numbers of the k most similar classes, [N, k], in chunks of images; of equal ones the first in the list."""
-    offset = 0 if offset_C is None else offset_C
-    return torch.cat([top_k(part @ classifier_CD.T - offset, k) for part in images_ND.split(4096)])
+def predict(images_ND: Tensor, classifier_CD: Tensor, k: int = 1) -> Tensor:
+    """The indices of the k most similar classes, [N, k], in chunks of images; of equal ones the first in the list."""
+    return torch.cat([top_k(part @ classifier_CD.T, k) for part in images_ND.split(4096)])
+
+
+def nearest_class(images: Gaussian, prompts_CTD: Gaussian, distance: Distance) -> Tensor:
+    """The index of the class whose prompts are nearest on average, [N], in chunks of images."""
+    shape = prompts_CTD.mean.shape[:2]
+    prompts = Gaussian(prompts_CTD.mean.flatten(0, 1), prompts_CTD.logvar.flatten(0, 1))
+    factors = distance.factors(images, prompts)
+    if factors is None:
+        parts = zip(images.mean.split(256), images.logvar.split(256), strict=True)
+        score = (-distance.matrix(Gaussian(*part), prompts).unflatten(1, shape).mean(dim=2) for part in parts)
+    else:  # the mean over prompts of a product with each is the product with their mean
+        classifier_CE = factors.gallery_ME.unflatten(0, shape).mean(dim=1)
+        column_C = 0 if factors.column_M is None else factors.column_M.unflatten(0, shape).mean(dim=1)
+        score = (part @ classifier_CE.T - column_C for part in factors.query_NE.split(4096))
+    return torch.cat([top_k(score_nC, 1)[:, 0] for score_nC in score])
 
 
 def accuracy(images_ND: Tensor, labels_N: Tensor, classifier_CD: Tensor) -> float:
@@ -79,11 +95,11 @@ def zeroshot(
     one_prompt: int = 0,
     validation: tuple[Gaussian, Sequence[int]] | None = None,
     probabilistic: bool = True,
-) -> Iterator[tuple[str, float]]:
+) -> Iterator[Metric]:
     """Accuracies. By the mean, as clip_benchmark: `one_prompt`, `all_prompts`, `all_prompts_top5`,
     `all_prompts_mean_per_class`. With uncertainties:
 
-    all_prompts_csd: the nearest class by the mean CSD to its prompts, |v - mu_t|^2 + u_t averaged over t.
+    all_prompts by another distance than the cosine: the nearest class by the mean distance to its prompts.
     top_K_certain: the K most certain prompts of each class, for several K; none of them is chosen by this.
     top_K_chosen_on_validation, best_K_per_class: K for all, and a K for each class, chosen on the validation split.
     oracle_best_K_per_class: the same chosen on the test split itself, still one classifier.
@@ -95,24 +111,26 @@ def zeroshot(
 
     Arguments:
         prompts_CTD: a Gaussian with means and log-variances [C, T, D].
-        one_prompt: the number of the prompt that stands alone.
+        one_prompt: the index of the prompt that is used alone.
     """
     images_ND, labels_N = images.mean, torch.as_tensor(labels)
     classes, prompts = prompts_CTD.mean.shape[:2]
     ones_CT = torch.ones(classes, prompts)
     everything_CD = weighted(prompts_CTD, ones_CT)
-    yield "one_prompt", accuracy(images_ND, labels_N, prompts_CTD.mean[:, one_prompt])
+    yield Metric("one_prompt", accuracy(images_ND, labels_N, prompts_CTD.mean[:, one_prompt]))
     top = predict(images_ND, everything_CD, min(5, classes))
-    yield "all_prompts", (top[:, 0] == labels_N).double().mean().item()
+    yield Metric("all_prompts", (top[:, 0] == labels_N).double().mean().item())
     if classes >= 5:
-        yield "all_prompts_top5", (top == labels_N[:, None]).any(dim=1).double().mean().item()
-    yield "all_prompts_mean_per_class", per_class_accuracy(top[:, 0], labels_N, classes).nanmean().item()
+        yield Metric("all_prompts_top5", (top == labels_N[:, None]).any(dim=1).double().mean().item())
+    yield Metric("all_prompts_mean_per_class", per_class_accuracy(top[:, 0], labels_N, classes).nanmean().item())
     if not probabilistic:
         return
 
     uncertainty_CT = prompts_CTD.uncertainty
-    by_csd = predict(images_ND, prompts_CTD.mean.mean(dim=1), 1, uncertainty_CT.mean(dim=1) / 2)
-    yield "all_prompts_csd", (by_csd[:, 0] == labels_N).double().mean().item()
+    for name, distance in DISTANCES.items():
+        if name != "cosine":
+            nearest_N = nearest_class(images, prompts_CTD, distance)
+            yield Metric("all_prompts", (nearest_N == labels_N).double().mean().item(), name)
 
     def by(weight_CT: Tensor) -> float:
         return accuracy(images_ND, labels_N, weighted(prompts_CTD, weight_CT))
@@ -122,19 +140,19 @@ def zeroshot(
 
     for k in TOP_KS:
         if k < prompts:
-            yield f"top_{k}_certain", by_ks(torch.full((classes,), k))
-    yield "certainty_weighted", by(1 / uncertainty_CT)
+            yield Metric(f"top_{k}_certain", by_ks(torch.full((classes,), k)))
+    yield Metric("certainty_weighted", by(1 / uncertainty_CT))
     if validation is not None:
         known, known_labels = validation[0], torch.as_tensor(validation[1])
         k_all, k_C, _ = best_ks(prompts_CTD, known.mean, known_labels)
-        yield "top_K_chosen_on_validation", by_ks(torch.full((classes,), k_all))
-        yield "best_K_per_class", by_ks(k_C)
+        yield Metric("top_K_chosen_on_validation", by_ks(torch.full((classes,), k_all)))
+        yield Metric("best_K_per_class", by_ks(k_C))
         labelled = [(known_labels == c).nonzero()[:, 0] for c in range(classes)]
         weight_CT = prompt_weights(prompts_CTD, known, labelled, FEW_SHOT)
-        yield "bprw", accuracy(images_ND, labels_N, weighted_sum(prompts_CTD, weight_CT))
+        yield Metric("bprw", accuracy(images_ND, labels_N, weighted_sum(prompts_CTD, weight_CT)))
     nearest_CN = top_k(everything_CD @ images_ND.T, NEIGHBOURS.images)
     weight_CT = prompt_weights(prompts_CTD, images, list(nearest_CN), NEIGHBOURS)
-    yield "bprw_unlabelled", accuracy(images_ND, labels_N, weighted_sum(prompts_CTD, weight_CT))
+    yield Metric("bprw_unlabelled", accuracy(images_ND, labels_N, weighted_sum(prompts_CTD, weight_CT)))
     _, k_C, right_C = best_ks(prompts_CTD, images_ND, labels_N)
-    yield "oracle_best_K_per_class", by_ks(k_C)
-    yield "oracle_best_accuracy_per_class", right_C.nanmean().item()
+    yield Metric("oracle_best_K_per_class", by_ks(k_C))
+    yield Metric("oracle_best_accuracy_per_class", right_C.nanmean().item())

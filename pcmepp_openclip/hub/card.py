@@ -174,7 +174,7 @@ def _results(facts: Facts, drawn: list[str]) -> str:
         samples = facts.metrics.get("num_samples")
         how = f"Retrieval is among {samples:,.0f} validation pairs. " if samples else ""
         if facts.probabilistic:
-            how += "`csd_` ranks by the sampled distance, the others by the cosine of the means."
+            how += "Metrics that start with `csd/` rank by the sampled distance, the others by the cosine of the means."
         parts.append(how.strip())
     else:
         parts.append("The run had no validation data: nothing was measured.")

@@ -1,19 +1,25 @@
 """InfoNCE, matching and pseudo-positive losses of all pairs from one cosine matrix that is never held as a whole.
 
-All three are functions of the cosines c and one offset a sample, o = |mu|^2 + u:
+This is the fast form that training runs. On one rank its values and gradients equal those of the readable forms:
+
+    contrastive         open_clip's ClipLoss
+    matching            matching_loss(matching_logits(csd(images, texts), a, b), identity)
+    pseudo-positive     the sum of matching_loss over both results of pseudo_positive_targets
+
+All three are functions of the cosines c and one offset per sample, o = |mu|^2 + u:
 
     z_ij = s c_ij                                  logits of InfoNCE
     y_ij = 2a c_ij - a (o_i + o_j) + b             logits of matching, since d = o_i + o_j - 2c
     dL/dz_ij = (p_ij + q_ij - 2 [i=j]) / 2N        p: softmax of the row, q: softmax of the column
     dL/dy_ij = (sigmoid(y_ij) - m_ij) / divisor    m: the targets
 
-so the matrix is walked in chunks of rows, once forward for the values and once backward for the gradients, which
-is two matrix products fewer than CLIP's own loss takes, in memory that grows with N and not with N^2.
+The matrix is visited in chunks of rows, once forward for the values and once backward for the gradients, which
+takes two matrix products fewer than CLIP's own loss, in memory that grows with N and not with N^2.
 
-With several ranks a rank has the rows of its own images and the columns of all texts. The column sums of the softmax
-are completed by an all-reduce of two floats a column; image means never travel. The forward value is the rank's share,
-scaled so that the mean over ranks is the loss of the whole batch; gradients follow the convention of DDP, whose mean
-over ranks then is the whole batch's gradient.
+With several ranks, a rank has the rows of its own images and the columns of all texts. The column sums of the softmax
+are completed by an all-reduce of two floats per column; image means are never sent. The forward value is the rank's
+share, scaled so that the mean over ranks is the loss of the whole batch; gradients follow the convention of DDP, whose
+mean over ranks is then the gradient of the whole batch.
 """
 
 from collections.abc import Iterator
@@ -74,13 +80,13 @@ class PairLosses(torch.autograd.Function):
         column_max_N = v_nD.new_full((N,), -torch.inf)
         column_sum_N = v_nD.new_zeros(N)
         match, extra, pseudo = v_nD.new_zeros(()), v_nD.new_zeros(()), v_nD.new_zeros(())
-        for rows in _chunks(v_nD, N):
+        for rows in chunks(v_nD, N):
             c = v_nD[rows] @ t_ND.T
             y = _match_logits(c, o_n[rows], o_N, a, b)
             z = c.mul_(s)
             new_max_N = torch.maximum(column_max_N, z.amax(dim=0))
             if true_pairs is not None:
-                for is_pseudo in _pseudo_positives(y, true_pairs, rows.start + first):
+                for is_pseudo in pseudo_positives(y, true_pairs, rows.start + first):
                     extra += (is_pseudo * y).sum()
                     pseudo += is_pseudo.sum()
             match += F.softplus(y).sum()
@@ -114,12 +120,12 @@ class PairLosses(torch.autograd.Function):
         dv_nD, dt_ND = torch.empty_like(v_nD), torch.zeros_like(t_ND)
         row_sum_n, column_sum_N = torch.empty_like(o_n), torch.zeros_like(o_N)
         ds, dc_match = torch.zeros_like(s), torch.zeros_like(s)
-        for rows in _chunks(v_nD, N):
+        for rows in chunks(v_nD, N):
             c = v_nD[rows] @ t_ND.T
             y = _match_logits(c, o_n[rows], o_N, a, b)
             dy = torch.sigmoid(y).mul_(g_sigmoid)
             if true_pairs is not None:
-                for is_pseudo in _pseudo_positives(y, true_pairs, rows.start + first):
+                for is_pseudo in pseudo_positives(y, true_pairs, rows.start + first):
                     dy -= is_pseudo * g_pp
             _diagonal(dy, rows.start + first).sub_(g_sigmoid)
             row_sum_n[rows] = dy.sum(dim=1)
@@ -137,7 +143,7 @@ class PairLosses(torch.autograd.Function):
         return dv_nD, dt_ND, -a * row_sum_n, -a * column_sum_N, ds * g_contrastive, da, db, None, None, None
 
 
-def _chunks(v_nD: Tensor, columns: int) -> Iterator[slice]:
+def chunks(v_nD: Tensor, columns: int) -> Iterator[slice]:
     step = max(1, CHUNK.get(v_nD.device.type, CHUNK["cuda"]) // columns)
     for start in range(0, len(v_nD), step):
         yield slice(start, min(start + step, len(v_nD)))
@@ -152,7 +158,7 @@ def _diagonal(x: Tensor, first: int) -> Tensor:
     return x.diagonal(first)
 
 
-def _pseudo_positives(y: Tensor, true_pairs: TruePairs, first: int) -> Iterator[Tensor]:
+def pseudo_positives(y: Tensor, true_pairs: TruePairs, first: int) -> Iterator[Tensor]:
     """Which pairs of a chunk are at least as close as the true pair of their row, and of their column, but not it."""
     rows = slice(first, first + len(y))
     logit_N, image_key_N, text_key_N = true_pairs

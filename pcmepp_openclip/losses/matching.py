@@ -1,11 +1,14 @@
-"""The matching loss of PCME++: is this caption a match of that image? Equation 2 of the paper."""
+"""The matching loss of PCME++: is this caption a match of that image? Equation 2 of the paper.
+
+These are the readable forms and the public API; training runs the same computation fused with InfoNCE, see `fused.py`.
+"""
 
 import torch.nn.functional as F
 from torch import Tensor
 
 
 def matching_logits(distance_NM: Tensor, a: Tensor | float, b: Tensor | float) -> Tensor:
-    """The log-odds of a match, -a d + b, for CSD distances d."""
+    """The log-odds of a match, -a d + b, for distances d."""
     return -a * distance_NM + b
 
 
@@ -20,8 +23,8 @@ def matching_loss(logits_NM: Tensor, targets_NM: Tensor, reduction: str = "mean"
         reduction: "mean" over all N M pairs, as in the paper, or "sum", over all pairs divided by N, as SigLIP
             does: then the pull on a sample does not fade as the batch grows.
 
-    Relations: with unit means, y = 2a cos - a (u_v + u_t) + (b - 2a) is SigLIP's logit with an offset for each
-    sample. The authors' code counts the loss once for each direction, which is this one with a weight of 2.
+    Relations: with unit means, y = 2a cos - a (u_v + u_t) + (b - 2a) is SigLIP's logit with an offset per
+    sample. The authors' code counts the loss once per direction, which is this one with a weight of 2.
     """
     total = (F.softplus(logits_NM) - targets_NM * logits_NM).sum()
     rows, columns = logits_NM.shape

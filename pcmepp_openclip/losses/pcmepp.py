@@ -1,17 +1,14 @@
 """The pretraining objective: CLIP's InfoNCE plus the terms of PCME++."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from ..config import PCMEppCfg
-from ..gaussian import Gaussian
-from ..precision import full_precision
-from .collectives import AllGather, MeanOverRanks
-from .fused import PairLosses, TruePairs
+from ..distances import CSD, get_distance
+from ..gaussian import Gaussian, full_precision
+from .batch import PairBatch
+from .collectives import MeanOverRanks
 from .matching import pairs_divisor
-from .vib import vib
+from .terms import LOSSES, loss_weights
 
 
 class PCMEppLoss(nn.Module):
@@ -20,50 +17,38 @@ class PCMEppLoss(nn.Module):
         L = contrastive_weight * InfoNCE + match_weight * matching
                 + pp_weight * (PP image-to-text + PP text-to-image) + vib_weight * (VIB of images + VIB of texts)
 
-    A drop-in for `open_clip.ClipLoss` in open_clip's loop, called with a `PCMEppCLIP`'s output:
+    A drop-in for `open_clip.ClipLoss` in open_clip's loop, called with the output of a `PCMEppCLIP`:
 
         >>> loss = PCMEppLoss(vib_weight=1e-6)
         >>> terms = loss(**model(image, text), output_dict=True)
         >>> sum(terms.values()).backward()
 
     Arguments:
-        local_loss, gather_with_grad, cache_labels: `ClipLoss`'s, accepted and without effect. On any number of ranks
-            the value is the loss of the whole batch, and under DDP so is every gradient; that takes less compute and
-            half the bytes of CLIP's --local-loss --gather-with-grad (see `pairwise.py`).
-        rank, world_size: this process's place; ranks must bring batches of one size.
-        use_horovod: refused.
-        contrastive_weight, match_weight, pp_weight, vib_weight: weights of the terms; 0 switches a term off.
+        rank, world_size: the place of this process; every rank must have the same batch size.
+        distance: the name of the distance in the matching logit, see `DISTANCES`. CSD is the paper's, and fast.
         reduction: of the matching and pseudo-positive terms, "mean" or "sum", see `matching_loss`.
+        weights: `contrastive_weight`, `match_weight`, `pp_weight`, `vib_weight`, and that of every other term in
+            `LOSSES`; 0 switches a term off. The defaults are those of `LOSSES`.
 
-    Conventions: in each term all quantities are fp32, also under autocast. The VIB is the mean over the rank's own
-    samples and dimensions. The authors' fine-tuning code counts matching once for each direction and adds no InfoNCE
-    (match_weight=2, contrastive_weight=0 here), and keeps a and b on the criterion; here they are parameters of the
-    model, which alone is optimised, saved and wrapped by DDP.
+    On any number of ranks the value is the loss of the whole batch, and under DDP so is every gradient; that takes less
+    compute and half the bytes of CLIP's --local-loss --gather-with-grad (see `fused.py`). All terms are computed in
+    fp32, also under autocast. The VIB is the mean over this rank's samples and dimensions.
 
-    With `diagnose` set, a call also notes what a user wants to see of it; `read_diagnostics` gives that out.
+    Relations: the authors' fine-tuning code counts matching once per direction and adds no InfoNCE (match_weight=2,
+    contrastive_weight=0 here), and keeps a and b on the criterion; here they are parameters of the model, which alone
+    is optimised, saved and wrapped by DDP.
+
+    With `diagnose` set, a call also records what a user wants to see of it; `read_diagnostics` returns that.
     """
 
     def __init__(
-        self,
-        local_loss: bool = False,
-        gather_with_grad: bool = False,
-        cache_labels: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
-        use_horovod: bool = False,
-        match_weight: float = 1.0,
-        vib_weight: float = 1e-6,
-        pp_weight: float = 0.0,
-        reduction: str = "mean",
-        contrastive_weight: float = 1.0,
+        self, rank: int = 0, world_size: int = 1, distance: str = "csd", reduction: str = "mean", **weights: float
     ):
         super().__init__()
-        if use_horovod:
-            raise ValueError("PCMEppLoss works with torch.distributed: drop --horovod and start by torchrun or srun.")
         pairs_divisor(1, 1, reduction)
         self.rank, self.world_size = rank, world_size
-        self.weights = (contrastive_weight, match_weight, pp_weight, vib_weight)
-        self.reduction = reduction
+        self.weights = loss_weights(weights)
+        self.distance, self.reduction = get_distance(distance), reduction
         self.diagnose = False
         self.diagnostics: dict[str, Tensor] = {}
 
@@ -82,68 +67,55 @@ class PCMEppLoss(nn.Module):
         """The weighted terms, `*_loss`, whose sum is the objective; that sum itself without `output_dict`.
 
         Arguments:
-            image_features, text_features: means, l2-normalised, [N, D].
+            image_features, text_features: means, l2-normalised, [n, D].
             logit_scale: not used: with gradient accumulation its gradient would be counted too often.
-            image_logvar, text_logvar: log sigma^2, [N, D].
-            clip_scale, match_scale, match_shift: scale of InfoNCE's logits, a and b, a value for each sample, [N].
+            image_logvar, text_logvar: log sigma^2, [n, D].
+            clip_scale, match_scale, match_shift: the scale of InfoNCE's logits, a and b, one value per sample, [n].
         """
         with full_precision(image_features):
-            terms = self._terms(
-                Gaussian(image_features.float(), image_logvar.float()),
-                Gaussian(text_features.float(), text_logvar.float()),
-                clip_scale.float().mean(),
-                match_scale.float().mean(),
-                match_shift.float().mean(),
+            batch = PairBatch(
+                images=Gaussian(image_features.float(), image_logvar.float()),
+                texts=Gaussian(text_features.float(), text_logvar.float()),
+                clip_scale=clip_scale.float().mean(),
+                match_scale=match_scale.float().mean(),
+                match_shift=match_shift.float().mean(),
+                distance=self.distance,
+                reduction=self.reduction,
+                rank=self.rank,
+                world_size=self.world_size,
+                with_pseudo_positives=self.weights["pp"] > 0 or self.diagnose,
             )
+            terms = self._terms(batch)
+            if self.diagnose:
+                self._diagnose(batch)
         return terms if output_dict else torch.stack(list(terms.values())).sum()
 
-    def _terms(self, images: Gaussian, texts: Gaussian, s: Tensor, a: Tensor, b: Tensor) -> dict[str, Tensor]:
-        image_unc_n, text_unc_n = images.uncertainty, texts.uncertainty
-        image_offset_n = images.mean.square().sum(dim=1) + image_unc_n
-        text_offset_n = texts.mean.square().sum(dim=1) + text_unc_n
-        true_pairs = None
-        if self.weights[2] > 0 or self.diagnose:
-            with torch.no_grad():
-                distance_n = image_offset_n + text_offset_n - 2 * (images.mean * texts.mean).sum(dim=1)
-                of_rank = -a * distance_n + b, images.keys, texts.keys
-                true_pairs = TruePairs(*(self._gather(x) for x in of_rank))
-        contrastive, match, pp, pseudo = PairLosses.apply(
-            images.mean,
-            self._gather(texts.mean),
-            image_offset_n,
-            self._gather(text_offset_n),
-            *(s, a, b),
-            true_pairs,
-            self.rank * len(texts.mean),
-            self.reduction,
-        )
-        values = torch.stack([contrastive, match, pp, vib(images) + vib(texts)])
+    def _terms(self, batch: PairBatch) -> dict[str, Tensor]:
+        weights = {name: weight for name, weight in self.weights.items() if weight > 0}
+        values = [LOSSES[name].compute(batch) for name in weights]
+        # The first entry is part of no term: where all pairwise terms have a weight of 0, it gives their parameters a
+        # gradient of 0, since DDP expects one for every parameter.
+        stacked = torch.stack([batch.pairs.contrastive, *values])
         if self.world_size > 1:
-            values = MeanOverRanks.apply(values)
-        if self.diagnose:
-            self._diagnose(
-                Gaussian(*(x.detach() for x in images)), Gaussian(*(x.detach() for x in texts)), a, b, pseudo
-            )
-        # A term of weight 0 is left out of the sum; its parameters still get a gradient, of 0, as DDP demands.
-        weighted = zip(("contrastive_loss", "match_loss", "pp_loss", "vib_loss"), self.weights, values, strict=True)
-        return {name: weight * value for name, weight, value in weighted if weight > 0}
-
-    def _gather(self, x: Tensor) -> Tensor:
-        return AllGather.apply(x) if self.world_size > 1 else x
+            stacked = MeanOverRanks.apply(stacked)
+        return {f"{name}_loss": weights[name] * value for name, value in zip(weights, stacked[1:], strict=True)}
 
     @torch.no_grad()
-    def _diagnose(self, images: Gaussian, texts: Gaussian, a: Tensor, b: Tensor, pseudo: Tensor) -> None:
-        image_unc, text_unc = images.uncertainty.mean(), texts.uncertainty.mean()
-        # The mean CSD of all pairs: that of the means is the product of the mean image and the mean text.
-        squares = images.mean.square().sum(dim=1).mean() + texts.mean.square().sum(dim=1).mean()
-        distance = squares - 2 * images.mean.mean(dim=0) @ texts.mean.mean(dim=0) + image_unc + text_unc
+    def _diagnose(self, batch: PairBatch) -> None:
+        images, texts = (Gaussian(x.mean.detach(), x.logvar.detach()) for x in (batch.images, batch.texts))
+        image_uncertainty, text_uncertainty = images.uncertainty.mean(), texts.uncertainty.mean()
+        factors = CSD().factors(images, texts)
+        assert factors.column_M is not None
+        # The mean over all pairs of a product is the product of the means.
+        product = factors.query_NE.mean(dim=0) @ factors.gallery_ME.mean(dim=0)
+        distance = factors.row_N.mean() + factors.column_M.mean() - product
         self.diagnostics = {
-            "a": a.detach(),
-            "b": b.detach(),
-            "image_uncertainty": image_unc,
-            "text_uncertainty": text_unc,
-            "variance_share": (image_unc + text_unc) / distance,
-            "pseudo_positives": pseudo * self.world_size,
+            "match_scale": batch.match_scale.detach(),
+            "match_shift": batch.match_shift.detach(),
+            "image_uncertainty": image_uncertainty,
+            "text_uncertainty": text_uncertainty,
+            "variance_share": (image_uncertainty + text_uncertainty) / distance,
+            "pseudo_positives": batch.pairs.pseudo_positives * self.world_size,
         }
 
     def read_diagnostics(self) -> dict[str, float]:
@@ -152,22 +124,3 @@ class PCMEppLoss(nn.Module):
         if self.world_size > 1:
             values = MeanOverRanks.apply(values)
         return dict(zip(self.diagnostics, values.tolist(), strict=True))
-
-
-def create_loss(args: Any, pcmepp_cfg: dict) -> PCMEppLoss:
-    """The loss for open_clip_train's arguments and a model's `pcmepp_cfg`, whose weights are the defaults."""
-    cfg = PCMEppCfg.parse(pcmepp_cfg)
-    if getattr(args, "distill", False) or getattr(args, "siglip", False):
-        raise ValueError("A PCME++ model has a loss of its own: drop --distill-model and --siglip.")
-    return PCMEppLoss(
-        local_loss=args.local_loss,
-        gather_with_grad=args.gather_with_grad,
-        rank=args.rank,
-        world_size=args.world_size,
-        use_horovod=args.horovod,
-        match_weight=cfg.match_weight,
-        vib_weight=cfg.vib_weight,
-        pp_weight=cfg.pp_weight,
-        reduction=cfg.reduction,
-        contrastive_weight=cfg.contrastive_weight,
-    )

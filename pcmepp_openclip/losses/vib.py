@@ -2,8 +2,7 @@
 
 from torch import Tensor
 
-from ..gaussian import Gaussian
-from ..precision import full_precision
+from ..gaussian import Gaussian, full_precision
 
 
 def vib(gaussians: Gaussian) -> Tensor:

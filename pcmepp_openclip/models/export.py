@@ -9,7 +9,6 @@ export_model(model, Path("exported"), "PCMEpp-ViT-B-16")
 open_clip.create_model("local-dir:exported")
 """
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -49,7 +48,7 @@ def model_config_of(model: nn.Module, config: str | dict) -> dict:
     model_cfg = json.loads(json.dumps(found))
     inner: Any = model
     if isinstance(inner, PCMEppCLIP):
-        model_cfg["pcmepp_cfg"] = dataclasses.asdict(inner.pcmepp_cfg)
+        model_cfg["pcmepp_cfg"] = inner.pcmepp_cfg.as_json()
     if getattr(inner, "logit_bias", None) is not None:
         model_cfg.setdefault("init_logit_bias", -10.0)  # that there is one; its value is among the weights
     if "hf_model_name" not in model_cfg["text_cfg"] and "multimodal_cfg" not in model_cfg:  # theirs mean another length

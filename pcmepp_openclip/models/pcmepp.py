@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from .. import host
 from ..config import PCMEppCfg
-from ..gaussian import Gaussian
-from ..precision import full_precision
+from ..gaussian import Gaussian, full_precision
 from .towers import pool_last_block, run_blocks
 
 MIN_A = 1e-2

@@ -25,6 +25,7 @@ from .. import data, host
 from ..config import PCMEppCfg
 from ..host import training
 from ..host.data import bounded
+from ..losses.terms import LOSSES, WEIGHT
 from ..runs import record
 from ..system import files
 from . import push
@@ -33,15 +34,12 @@ from .dry_run import dry_run
 from .hooks import TrainingHooks
 from .validation import evaluate
 
-OVERRIDES = {  # flag: (key of pcmepp_cfg, help)
-    "--contrastive-weight": ("contrastive_weight", "weight of InfoNCE, CLIP's own loss"),
-    "--match-weight": ("match_weight", "weight of the matching loss"),
-    "--vib-weight": ("vib_weight", "weight of the VIB, the paper's beta"),
-    "--pp-weight": ("pp_weight", "weight of the pseudo-positives, the paper's alpha"),
-    "--match-reduction": ("reduction", "of the matching loss: 'mean' over all pairs, or 'sum' / batch size"),
-    "--init-match-scale": ("init_match_scale", "start of a in the matching logit -a d + b"),
-    "--init-match-shift": ("init_match_shift", "start of b in the matching logit -a d + b"),
-    "--init-logvar-bias": ("init_logvar_bias", "start of the bias on the log-variances"),
+OVERRIDES = {  # flag: (key of pcmepp_cfg, type, help)
+    "--distance": ("distance", str, "distance d in the matching logit -a d + b: a name in DISTANCES"),
+    "--reduction": ("reduction", str, "of the matching loss: 'mean' over all pairs, or 'sum' over them / batch size"),
+    "--init-match-scale": ("init_match_scale", float, "initial value of a in the matching logit -a d + b"),
+    "--init-match-shift": ("init_match_shift", float, "initial value of b in the matching logit -a d + b"),
+    "--init-logvar-bias": ("init_logvar_bias", float, "initial value of the bias on the log-variances"),
 }
 SLOW_ON_CPU = ("amp", "fp16", "pure_fp16")  # "amp" is open_clip's default; bfloat16 is fast on many CPUs
 
@@ -76,8 +74,8 @@ def own_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     group = parser.add_argument_group("PCME++ (defaults: the model config's pcmepp_cfg)")
-    for flag, (key, text) in OVERRIDES.items():
-        group.add_argument(flag, dest=key, type=str if key == "reduction" else float, help=text, metavar="X")
+    for flag, (key, kind, text) in overrides().items():
+        group.add_argument(flag, dest=key, type=kind, help=text, metavar="NAME" if kind is str else "X")
     parser.add_argument(
         "--dry-run",
         type=int,
@@ -108,6 +106,15 @@ def own_parser() -> argparse.ArgumentParser:
         metavar="X",
     )
     return parser
+
+
+def overrides() -> dict[str, tuple[str, type, str]]:
+    """The flags that take the place of keys of `pcmepp_cfg`; every registered term of the loss has one."""
+    weights = {
+        f"--{name.replace('_', '-')}-weight": (name + WEIGHT, float, f"weight of {term.help}; 0 switches it off")
+        for name, term in LOSSES.items()
+    }
+    return {**weights, **OVERRIDES}
 
 
 def prepare(own: argparse.Namespace, rest: list[str]) -> argparse.Namespace:
@@ -220,8 +227,8 @@ def merged_cfg(args: argparse.Namespace) -> dict | None:
         meant = f"meant {' or '.join(close)}?" if close else "`open_clip.list_models()` lists those there are."
         raise ValueError(f"--model {args.model}: there is no such model; {meant}")
     block = (config or {}).get("pcmepp_cfg")
-    given = {key: value for key, _ in OVERRIDES.values() if (value := getattr(args, key)) is not None}
-    flags = [flag for flag, (key, _) in OVERRIDES.items() if key in given]
+    given = {key: value for key, *_ in overrides().values() if (value := getattr(args, key)) is not None}
+    flags = [flag for flag, (key, *_) in overrides().items() if key in given]
     if block is None:
         if flags:
             raise ValueError(f"{args.model} is a plain model: drop {', '.join(flags)} or choose a PCMEpp model.")

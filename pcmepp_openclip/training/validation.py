@@ -1,22 +1,28 @@
-"""Validation of a PCME++ model in open_clip's own `evaluate`: by the mean, by CSD, and against uncertainty."""
+"""Validation of a PCME++ model in open_clip's own `evaluate`: the metrics of `pcmepp eval`, while training."""
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..evaluation.ranking import retrieval_metrics
+from ..evaluation.metric import Metric, as_dict
+from ..evaluation.retrieval import Ranking, rankings, retrieval_metrics
+from ..evaluation.uncertainty import against_hits, bins
 from ..gaussian import Gaussian
 from ..host import training
 from ..runs import record
+
+ABOUT_UNCERTAINTY = ("bin_correlation", "miss_AUROC")  # the metrics of `against_hits` that are worth a line in the log
 
 
 def evaluate(model: Any, data: dict, epoch: int, args: Any, **kwargs: Any) -> dict:
     """open_clip's evaluation with our metrics in place of its N x N ones, in the same files.
 
-    R@1 by uncertainty goes to a file beside them."""
+    R@1 by uncertainty is written to a file beside them."""
     logvars: dict[str, list[Tensor]] = {"image_logvar": [], "text_logvar": []}
+    inner: Any = training.innermost(model)
 
     def keep(_module: Any, _inputs: Any, output: Any) -> None:
         if isinstance(output, dict) and output.get("image_logvar") is not None:
@@ -26,15 +32,35 @@ def evaluate(model: Any, data: dict, epoch: int, args: Any, **kwargs: Any) -> di
     def metrics(image_features: Tensor, text_features: Tensor, logit_scale: Tensor) -> dict[str, float]:
         images = Gaussian(image_features.to(args.device), torch.cat(logvars["image_logvar"]).to(args.device))
         texts = Gaussian(text_features.to(args.device), torch.cat(logvars["text_logvar"]).to(args.device))
-        bins: dict[str, list[list[float]]] = {}
-        found = dict(retrieval_metrics(images, texts, bins))
+        distances = dict.fromkeys(("cosine", inner.pcmepp_cfg.distance))
+        found = rankings(images, texts, range(len(texts.mean)), distances=distances)
+        queries = {"image_to_text": ("images", images.uncertainty), "text_to_image": ("captions", texts.uncertainty)}
         if args.save_logs:
-            record.append_line(Path(args.checkpoint_path) / record.UNCERTAINTY, {"epoch": epoch, **bins})
-        return found
+            lines = dict(_bins(found, queries))
+            record.append_line(Path(args.checkpoint_path) / record.UNCERTAINTY, {"epoch": epoch, **lines})
+        return as_dict([*retrieval_metrics(found), *_about_uncertainty(found, queries)])
 
-    handle = training.innermost(model).register_forward_hook(keep)
+    handle = inner.register_forward_hook(keep)
     try:
         with training.metrics_of(metrics):
             return training.stock_evaluate(model, data, epoch, args, **kwargs)
     finally:
         handle.remove()
+
+
+def _about_uncertainty(found: Sequence[Ranking], queries: dict[str, tuple[str, Tensor]]) -> Iterator[Metric]:
+    for ranking in found:
+        samples, uncertainty_N = queries[ranking.direction]
+        for label, hit_N in ranking.hits.items():
+            for metric in against_hits(uncertainty_N, hit_N, samples, label):
+                if metric.name in ABOUT_UNCERTAINTY:
+                    yield metric
+
+
+def _bins(found: Sequence[Ranking], queries: dict[str, tuple[str, Tensor]]) -> Iterator[tuple[str, list[list[float]]]]:
+    """(samples and what counts as a hit, [mean uncertainties, shares of hits] of 10 bins), such as "images/csd_R@1"."""
+    for ranking in found:
+        samples, uncertainty_N = queries[ranking.direction]
+        for label, hit_N in ranking.hits.items():
+            binned = bins(uncertainty_N, hit_N)
+            yield f"{samples}/{label}", [[mean for mean, _, _ in binned], [share for _, share, _ in binned]]

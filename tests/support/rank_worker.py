@@ -77,7 +77,7 @@ def one_step(case, rank, folder):
     args = Namespace(device="cpu", precision="fp32", distill=False, accum_freq=accum, skip_scheduler=True)
     args.horovod, args.grad_clip_norm, args.wandb, args.log_every_n_steps = False, None, False, 100
     args.rank, args.world_size, args.batch_size = rank, world, size
-    loss = Seen(pp.PCMEppLoss(case["local_loss"], True, rank=rank, world_size=world, **case["weights"]))
+    loss = Seen(pp.PCMEppLoss(rank, world, case["distance"], **case["weights"]))
     optimizer = Capture(model.parameters(), lr=0.0)
     training.stock_train_one_epoch(wrapped, data, loss, 0, optimizer, None, None, None, args)
     if rank == 0:
@@ -99,6 +99,8 @@ class Batches(list):
 
 
 if __name__ == "__main__":
+    import own_terms  # noqa: F401  registers a distance
+
     torch.set_num_threads(1)
     rank, folder = int(sys.argv[1]), Path(sys.argv[2])
     for case in json.loads((folder / "cases.json").read_text()):

@@ -9,9 +9,26 @@ def slow_distances(v, t, lv, lt):
     return ((v[:, None] - t[None]) ** 2).sum(-1) + (lv.exp()[:, None] + lt.exp()[None]).sum(-1)
 
 
-def slow_terms(v, t, lv, lt, s, a, b, reduction="mean"):
+def slow_cosine(v, t, lv, lt):
+    return torch.stack([torch.stack([1 - (x * y).sum() for y in t]) for x in v])
+
+
+def slow_wasserstein(v, t, lv, lt):
+    sigma_v, sigma_t = (lv / 2).exp(), (lt / 2).exp()
+    return ((v[:, None] - t[None]) ** 2).sum(-1) + ((sigma_v[:, None] - sigma_t[None]) ** 2).sum(-1)
+
+
+def slow_manhattan(v, t, lv, lt):
+    """The distance of `own_terms.py`."""
+    return (v[:, None] - t[None]).abs().sum(-1) + (lv.exp()[:, None] + lt.exp()[None]).sum(-1)
+
+
+SLOW = {"cosine": slow_cosine, "csd": slow_distances, "wasserstein": slow_wasserstein, "manhattan": slow_manhattan}
+
+
+def slow_terms(v, t, lv, lt, s, a, b, reduction="mean", distance="csd"):
     """(InfoNCE, matching, PP, VIB) of one batch by the paper's formulas, one pair at a time in N x M x D."""
-    d = slow_distances(v, t, lv, lt)
+    d = SLOW[distance](v, t, lv, lt)
     n = len(v)
     z = s * torch.stack([torch.stack([(v[i] * t[j]).sum() for j in range(n)]) for i in range(n)])
     own = torch.arange(n)

@@ -1,0 +1,80 @@
+"""What a distance between Gaussians is: one object, called by training, validation, evaluation and the demo alike."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ..gaussian import Gaussian, full_precision
+
+
+class Factors(NamedTuple):
+    """A distance as one matrix product and one offset per sample, so that nothing of size N x M x D is formed:
+
+        d_ij = row_i + column_j - query_i . gallery_j
+
+    For one query `row_i` is a constant, so `query @ gallery.T - column` ranks the gallery: the highest value is the
+    nearest item. That is also the form which an inner-product index can search.
+
+    Arguments:
+        query_NE: [N, E], where E may differ from the dimension of the embeddings.
+        gallery_ME: [M, E].
+        row_N: [N].
+        column_M: [M], or None where every item has the same offset of 0.
+    """
+
+    query_NE: Tensor
+    gallery_ME: Tensor
+    row_N: Tensor
+    column_M: Tensor | None = None
+
+
+class Distance:
+    """A distance between Gaussians; smaller means closer. A subclass defines `factors`, or `matrix` and `paired`.
+
+    Add one to the registry, and every command knows it:
+
+        >>> class Manhattan(Distance):
+        ...     def matrix(self, a, b):
+        ...         return torch.cdist(a.mean.float(), b.mean.float(), p=1)
+        ...
+        ...     def paired(self, a, b):
+        ...         return (a.mean.float() - b.mean.float()).abs().sum(dim=1)
+        >>> DISTANCES["manhattan"] = Manhattan()
+
+    A distance must be differentiable in the means and the log-variances to be trained with. It is computed in fp32,
+    whatever the dtype of its input and under autocast too.
+    """
+
+    def factors(self, query: Gaussian, gallery: Gaussian) -> Factors | None:
+        """The form that needs no N x M x D, or None for a distance that has no such form."""
+        return None
+
+    def matrix(self, a: Gaussian, b: Gaussian) -> Tensor:
+        """The distance of every Gaussian of `a` to every one of `b`, [N, M]."""
+        check_shapes(a, b)
+        with full_precision(a.mean):
+            factors = self._factors(a, b)
+            distance_NM = factors.row_N[:, None] - factors.query_NE @ factors.gallery_ME.T
+            return distance_NM if factors.column_M is None else distance_NM + factors.column_M
+
+    def paired(self, a: Gaussian, b: Gaussian) -> Tensor:
+        """The distance of the i-th Gaussian of `a` to the i-th of `b`, [N]."""
+        check_shapes(a, b)
+        with full_precision(a.mean):
+            factors = self._factors(a, b)
+            distance_N = factors.row_N - (factors.query_NE * factors.gallery_ME).sum(dim=1)
+            return distance_N if factors.column_M is None else distance_N + factors.column_M
+
+    def _factors(self, a: Gaussian, b: Gaussian) -> Factors:
+        factors = self.factors(a, b)
+        if factors is None:
+            raise NotImplementedError(f"{type(self).__name__} must define `factors`, or both `matrix` and `paired`.")
+        return factors
+
+
+def check_shapes(a: Gaussian, b: Gaussian) -> None:
+    if a.mean.ndim != 2 or b.mean.ndim != 2 or a.mean.shape[1] != b.mean.shape[1]:
+        raise ValueError(
+            "A distance takes two batches of Gaussians with means [N, D] and [M, D] of the same D; "
+            f"got {list(a.mean.shape)} and {list(b.mean.shape)}."
+        )

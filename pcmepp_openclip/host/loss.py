@@ -1,0 +1,19 @@
+"""The loss that open_clip's `create_loss` builds for a PCME++ model."""
+
+from typing import Any
+
+from ..config import PCMEppCfg
+from ..losses import PCMEppLoss
+
+
+def create_loss(args: Any, pcmepp_cfg: dict) -> PCMEppLoss:
+    """The loss for the arguments of open_clip_train and a model's `pcmepp_cfg`, which has the weights of the terms.
+
+    --local-loss and --gather-with-grad change nothing: the loss is that of the whole batch in any case.
+    """
+    if getattr(args, "distill", False) or getattr(args, "siglip", False):
+        raise ValueError("A PCME++ model has a loss of its own: drop --distill-model and --siglip.")
+    if args.horovod:
+        raise ValueError("PCMEppLoss works with torch.distributed: drop --horovod and start by torchrun or srun.")
+    cfg = PCMEppCfg.parse(pcmepp_cfg)
+    return PCMEppLoss(args.rank, args.world_size, cfg.distance, cfg.reduction, **cfg.weights)

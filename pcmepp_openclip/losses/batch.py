@@ -1,0 +1,122 @@
+"""What a term of the loss is computed from: the pairs of this rank, and what it needs of the other ranks."""
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from ..distances import CSD, Distance
+from ..gaussian import Gaussian
+from .collectives import AllGather
+from .fused import PairLosses, TruePairs, chunks, pseudo_positives
+from .matching import matching_logits, pairs_divisor
+
+
+class PairTerms(NamedTuple):
+    """The terms that compare every image with every text, and the number of pseudo-positives, each a 0-d tensor."""
+
+    contrastive: Tensor
+    match: Tensor
+    pseudo_positive: Tensor
+    pseudo_positives: Tensor
+
+
+@dataclass(frozen=True)
+class PairBatch:
+    """n image-text pairs of this rank, of N on all ranks.
+
+    A term of the loss is a function of it that returns a 0-d tensor: this rank's share, scaled so that the mean over
+    ranks is the term of the whole batch. Its gradients follow the convention of DDP, whose mean over ranks is then the
+    gradient of the whole batch.
+
+    Arguments:
+        images, texts: the Gaussians of this rank, [n, D]; image i and text i are a pair.
+        clip_scale: the scale of InfoNCE's logits, a 0-d tensor.
+        match_scale, match_shift: a and b of the matching logit -a d + b, 0-d tensors.
+        distance: d of the matching logit.
+        reduction: of sums over all pairs, "mean" or "sum", see `matching_loss`.
+        rank, world_size: the place of this process; every rank has n pairs.
+        with_pseudo_positives: whether pseudo-positives are wanted.
+    """
+
+    images: Gaussian
+    texts: Gaussian
+    clip_scale: Tensor
+    match_scale: Tensor
+    match_shift: Tensor
+    distance: Distance = field(default_factory=CSD)
+    reduction: str = "mean"
+    rank: int = 0
+    world_size: int = 1
+    with_pseudo_positives: bool = True
+
+    def gather(self, x_n: Tensor) -> Tensor:
+        """The rows of all ranks, with gradients."""
+        return AllGather.apply(x_n) if self.world_size > 1 else x_n
+
+    @property
+    def first(self) -> int:
+        """The place of this rank's first pair among the pairs of all ranks."""
+        return self.rank * len(self.texts.mean)
+
+    @functools.cached_property
+    def all_texts(self) -> Gaussian:
+        """The texts of all ranks, [N, D], in the order of ranks. Image i of this rank matches text `first + i`."""
+        return Gaussian(self.gather(self.texts.mean), self.gather(self.texts.logvar))
+
+    @functools.cached_property
+    def pairs(self) -> PairTerms:
+        """InfoNCE, matching and pseudo-positives of all pairs: fused for CSD, and for any other distance by itself."""
+        offset = CSD().factors(self.images, self.texts)
+        assert offset.column_M is not None
+        fused = type(self.distance) is CSD
+        terms = PairTerms(
+            *PairLosses.apply(
+                self.images.mean,
+                self.gather(self.texts.mean),
+                offset.row_N,
+                self.gather(offset.column_M),
+                *(self.clip_scale, self.match_scale, self.match_shift),
+                self._true_pairs() if fused else None,
+                self.first,
+                self.reduction,
+            )
+        )
+        return terms if fused else PairTerms(terms.contrastive, *self._matching())
+
+    @torch.no_grad()
+    def _true_pairs(self) -> TruePairs | None:
+        if not self.with_pseudo_positives:
+            return None
+        distance_n = self.distance.paired(self.images, self.texts)
+        logit_n = matching_logits(distance_n, self.match_scale, self.match_shift)
+        return TruePairs(*(self.gather(x) for x in (logit_n, self.images.keys, self.texts.keys)))
+
+    def _matching(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Matching, pseudo-positives and their number for any distance, by autograd. Only some rows of the matrix
+        exist at a time: each chunk is computed again in the backward pass."""
+        images, texts, true_pairs = self.images, self.all_texts, self._true_pairs()
+        match = extra = pseudo = self.match_scale.new_zeros(())
+        for rows in chunks(images.mean, len(texts.mean)):
+            part = Gaussian(images.mean[rows], images.logvar[rows])
+            logits = checkpoint(self._logits, part, texts, use_reentrant=False)
+            match = match + F.softplus(logits).sum()
+            for is_pseudo in self._pseudo_positives(logits.detach(), true_pairs, rows.start):
+                extra = extra + (is_pseudo * logits).sum()
+                pseudo = pseudo + is_pseudo.sum()
+        distance_n = self.distance.paired(images, self.texts)
+        positive = matching_logits(distance_n, self.match_scale, self.match_shift).sum()
+        n, N = len(images.mean), len(texts.mean)
+        scale = N / n / pairs_divisor(N, N, self.reduction)
+        return scale * (match - positive), scale * (2 * (match - positive) - extra), pseudo
+
+    def _logits(self, images: Gaussian, texts: Gaussian) -> Tensor:
+        return matching_logits(self.distance.matrix(images, texts), self.match_scale, self.match_shift)
+
+    def _pseudo_positives(self, logits: Tensor, true_pairs: TruePairs | None, start: int) -> Iterator[Any]:
+        return iter(()) if true_pairs is None else pseudo_positives(logits, true_pairs, start + self.first)

@@ -1,0 +1,45 @@
+"""The terms that a loss is the weighted sum of, by name."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from .batch import PairBatch
+from .vib import vib
+
+
+class LossTerm(NamedTuple):
+    """A term of the training loss.
+
+    Arguments:
+        compute: from a `PairBatch` to a 0-d tensor, see there.
+        weight: the default; 0 leaves the term out unless a config or a flag gives it a weight.
+        help: what it is, in a few words, for `pcmepp train --help`.
+    """
+
+    compute: Callable[[PairBatch], Tensor]
+    weight: float
+    help: str
+
+
+LOSSES: dict[str, LossTerm] = {
+    "contrastive": LossTerm(lambda batch: batch.pairs.contrastive, 1.0, "InfoNCE, CLIP's own loss"),
+    "match": LossTerm(lambda batch: batch.pairs.match, 1.0, "the matching loss"),
+    "pp": LossTerm(lambda batch: batch.pairs.pseudo_positive, 0.0, "the pseudo-positives, the paper's alpha"),
+    "vib": LossTerm(lambda batch: vib(batch.images) + vib(batch.texts), 1e-6, "the VIB, the paper's beta"),
+}
+WEIGHT = "_weight"  # what follows the name of a term in a config, and "-weight" in a flag
+
+
+def loss_weights(given: dict[str, float]) -> dict[str, float]:
+    """The weight of every term in the order of `LOSSES`, by the name of the term.
+
+    Arguments:
+        given: weights by key, such as {"match_weight": 2.0}; other terms have their default.
+    """
+    known = {name + WEIGHT: name for name in LOSSES}
+    for key in given:
+        if key not in known:
+            raise ValueError(f"There is no loss term with the weight '{key}'; known weights: {', '.join(known)}.")
+    return {name: float(given.get(key, LOSSES[name].weight)) for key, name in known.items()}
