@@ -172,8 +172,8 @@ def test_a_plain_clip_is_evaluated_by_the_mean(place, tmp_path, results, capsys)
     open_clip.add_model_config(tmp_path / "plain-tiny.json")
     torch.save(plain_twin(make_model("PCMEpp-tiny"), "PCMEpp-tiny").state_dict(), tmp_path / "plain.pt")
     folders = "--retrieval", place / "scenes", "--zeroshot", place / "shapes"
-    note = "has no log-variance branch: it is evaluated by the mean alone."
-    for model, words in (("plain-tiny", note), ("PCMEpp-tiny", "The log-variance branch is fresh")):
+    note = "has no log-variance branch: it is evaluated by its means alone."
+    for model, words in (("plain-tiny", note), ("PCMEpp-tiny", "The log-variance branch is untrained")):
         got = evaluate(tmp_path, tmp_path / model, *folders, model=(model, "plain.pt"))
         assert words in capsys.readouterr().err and words in " ".join(got["notes"])
         for task, name in (("retrieval", "scenes"), ("zeroshot", "shapes")):
@@ -252,95 +252,114 @@ def test_karpathy_s_split(place, tmp_path, monkeypatch, capsys):
         datasets.read_karpathy(str(tmp_path / "coco.json"), str(tmp_path))
 
 
-def spoil(folder: Path, what: str) -> list[str]:
-    """A mistake, made in a fresh copy of the folders; the flags to run into it."""
-    scenes, shapes = folder / "scenes", folder / "shapes"
-    retrieval, zero = ["--retrieval", str(scenes)], ["--zeroshot", str(shapes)]
-    one = {"png": png(SCENES[0])}
-    if what == "nothing to do":
-        return []
-    if what == "no such folder":
-        return ["--retrieval", str(folder / "nowhere")]
-    if what == "no such zero-shot folder":
-        return ["--zeroshot", str(folder / "nowhere")]
-    if what == "no nshards":
-        (scenes / "test/nshards.txt").unlink()
-    elif what == "no captions":
-        write_tar(scenes / "test/1.tar", [one])
-    elif what == "empty captions":
-        write_tar(scenes / "test/1.tar", [{**one, "txt": "\n \n"}])
-    elif what == "no images":
-        write_tar(scenes / "test/0.tar", [])
-        write_tar(scenes / "test/1.tar", [])
-    elif what == "not a tar":
-        (scenes / "test/0.tar").write_text("x" * 2000)
-    elif what == "bad matches":
-        (scenes / "test/matches.json").write_text('{"images_of_caption": [[0]]}')
-    elif what == "broken image":
-        write_tar(scenes / "test/1.tar", [{"png": png(SCENES[0])[:-40], "txt": "a"}])
-        (scenes / "test/matches.json").unlink()
-    elif what == "remote":
-        return ["--retrieval", "https://127.0.0.1/{0..1}.tar"]
-    elif what == "two of one name":
-        return [*retrieval, *retrieval]
-    elif what == "coco without images":
-        return ["--coco", "x.json"]
-    elif what == "batch size":
-        return [*retrieval, "--batch-size", "0"]
-    elif what == "no classes":
-        (shapes / "classnames.txt").unlink()
-        return zero
-    elif what == "no classes at all":
-        return ["--zeroshot", str(scenes / "test")]
-    elif what == "no label":
-        write_tar(shapes / "test/0.tar", [one])
-        return zero
-    elif what == "label out of range":
-        write_tar(shapes / "test/0.tar", [{**one, "cls": "32"}])
-        return zero
-    elif what == "template":
-        (shapes / "zeroshot_classification_templates.txt").write_text("a photo of a {}.")
-        return zero
-    else:
-        raise AssertionError(what)
-    return retrieval
+class Folders:
+    """Copies of the folders to make a mistake in."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.scenes, self.shapes = folder, folder / "scenes", folder / "shapes"
+        self.retrieval, self.zeroshot = ["--retrieval", str(self.scenes)], ["--zeroshot", str(self.shapes)]
+
+    def in_scenes(self, name, samples):
+        write_tar(self.scenes / "test" / name, samples)
+        return self.retrieval
+
+    def in_shapes(self, sample):
+        write_tar(self.shapes / "test/0.tar", [sample])
+        return self.zeroshot
+
+    def write(self, name, text):
+        (self.folder / name).write_text(text)
+        return self.retrieval if name.startswith("scenes") else self.zeroshot
+
+    def without(self, name):
+        (self.folder / name).unlink()
+        return self.retrieval if name.startswith("scenes") else self.zeroshot
+
+    def no_images(self):
+        self.in_scenes("0.tar", [])
+        return self.in_scenes("1.tar", [])
+
+    def broken_image(self):
+        self.without("scenes/test/matches.json")
+        return self.in_scenes("1.tar", [{"png": png(SCENES[0])[:-40], "txt": "a"}])
 
 
-@pytest.mark.parametrize(
-    "what, words",
-    {
-        "nothing to do": "nothing to evaluate on: give --retrieval, --zeroshot or --coco.",
-        "no such folder": "nowhere cannot be read (FileNotFoundError).",
-        "no such zero-shot folder": "nowhere: there is no such folder.",
-        "no nshards": "it has no test/nshards.txt; give a folder in clip_benchmark's layout or",
-        "no captions": "the image s0000 has no caption; each needs a .txt with one caption a line.",
-        "empty captions": "the image s0000 has no caption",
-        "no images": "there are no images in it.",
-        "not a tar": "0.tar cannot be read (invalid header).",
-        "bad matches": "matches.json must hold, for each of the 144 captions in order, the numbers of the images",
-        "broken image": "1.tar (at byte 512) cannot be read: broken image",
-        "remote": "evaluation reads local shards only; copy them to a disk first.",
-        "two of one name": "two are called 'scenes'; give them names, as in first=",
-        "coco without images": "--coco needs --coco-images",
-        "batch size": "--batch-size must be at least 1",
-        "no classes": "it has no classes; put their names into classnames.txt, one a line.",
-        "no classes at all": "it has no classes; it needs test/nshards.txt and classnames.txt, or a subfolder",
-        "no label": "the image s0000 is of no class (its .cls is ''); it must be a number from 0 to 31.",
-        "label out of range": "the image s0000 is of no class (its .cls is '32')",
-        "template": "the template 'a photo of a {}.' may have {c} for the class, no other braces.",
-    }.items(),
-)
-def test_mistakes_in_one_sentence(place, tmp_path, what, words, capsys):
+IMAGE = {"png": png(SCENES[0])}
+MISTAKES = [  # what, how it is made: the flags to run into it, what is said
+    ("nothing to do", lambda f: [], "nothing to evaluate on: give --retrieval, --zeroshot or --coco."),
+    ("no such folder", lambda f: ["--retrieval", f"{f.folder}/nowhere"], "nowhere cannot be read (FileNotFoundError)."),
+    ("no zero-shot folder", lambda f: ["--zeroshot", f"{f.folder}/nowhere"], "nowhere: there is no such folder."),
+    (
+        "no nshards",
+        lambda f: f.without("scenes/test/nshards.txt"),
+        "it has no test/nshards.txt; give a folder in clip_benchmark's layout or",
+    ),
+    (
+        "no captions",
+        lambda f: f.in_scenes("1.tar", [IMAGE]),
+        "the image s0000 has no caption; each needs a .txt with one caption per line.",
+    ),
+    ("empty captions", lambda f: f.in_scenes("1.tar", [{**IMAGE, "txt": "\n \n"}]), "the image s0000 has no caption"),
+    ("no images", lambda f: f.no_images(), "there are no images in it."),
+    ("not a tar", lambda f: f.write("scenes/test/0.tar", "x" * 2000), "0.tar cannot be read (invalid header)."),
+    (
+        "bad matches",
+        lambda f: f.write("scenes/test/matches.json", '{"images_of_caption": [[0]]}'),
+        "matches.json must hold, for each of the 144 captions in order, the indices of the images",
+    ),
+    ("broken image", lambda f: f.broken_image(), "1.tar (at byte 512) cannot be read: broken image"),
+    (
+        "remote",
+        lambda f: ["--retrieval", "https://127.0.0.1/{0..1}.tar"],
+        "evaluation reads local shards only; copy them to a disk first.",
+    ),
+    (
+        "two of one name",
+        lambda f: [*f.retrieval, *f.retrieval],
+        "two are called 'scenes'; give them names, as in first=",
+    ),
+    ("coco without images", lambda f: ["--coco", "x.json"], "--coco needs --coco-images"),
+    ("batch size", lambda f: [*f.retrieval, "--batch-size", "0"], "--batch-size must be at least 1"),
+    (
+        "no classes",
+        lambda f: f.without("shapes/classnames.txt"),
+        "it has no classes; put their names into classnames.txt, one per line.",
+    ),
+    (
+        "no classes at all",
+        lambda f: ["--zeroshot", str(f.scenes / "test")],
+        "it has no classes; it needs test/nshards.txt and classnames.txt, or a subfolder",
+    ),
+    (
+        "no label",
+        lambda f: f.in_shapes(IMAGE),
+        "the image s0000 is of no class (its .cls is ''); it must be an index from 0 to 31.",
+    ),
+    (
+        "label out of range",
+        lambda f: f.in_shapes({**IMAGE, "cls": "32"}),
+        "the image s0000 is of no class (its .cls is '32')",
+    ),
+    (
+        "template",
+        lambda f: f.write("shapes/zeroshot_classification_templates.txt", "a photo of a {}."),
+        "the template 'a photo of a {}.' may have {c} for the class, no other braces.",
+    ),
+]
+
+
+@pytest.mark.parametrize("make, words", [rest for _, *rest in MISTAKES], ids=[what for what, *_ in MISTAKES])
+def test_mistakes_in_one_sentence(place, tmp_path, make, words, capsys):
     for name in ("scenes", "shapes"):
         shutil.copytree(place / name, tmp_path / name)
-    assert cli.main(["eval", *arguments(place, tmp_path / "out", *spoil(tmp_path, what))]) == 2
+    assert cli.main(["eval", *arguments(place, tmp_path / "out", *make(Folders(tmp_path)))]) == 2
     error = capsys.readouterr().err
     assert error.startswith("pcmepp eval: ") and error.count("\n") == 1 and words in error
 
 
 def test_a_broken_image_in_a_worker_process_is_one_sentence_too(place, tmp_path, capsys):
     shutil.copytree(place / "scenes", tmp_path / "scenes")
-    flags = spoil(tmp_path, "broken image")
+    flags = Folders(tmp_path).broken_image()
     assert cli.main(["eval", *arguments(place, tmp_path / "out", *flags, "--workers", "1")]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "cannot be read: broken image" in error

@@ -1,6 +1,6 @@
-"""`pcmepp eval`: what a model finds, and what its uncertainty means. One evaluator a file, each yields (name, value).
+"""`pcmepp eval`: what a model finds, and what its uncertainty means. One evaluator per file, each yields `Metric`s.
 
-The way through: `command`, `datasets` and `samples` (what is in a folder), `encode` (images and texts to Gaussians),
-`retrieval`, `coco`, `zeroshot` with `bprw`, and `uncertainty` (Gaussians to numbers; they know no files), `tasks`
-(which of them for what), `pages` (numbers to a report).
+In the order of a run: `command`; `datasets` and `samples` (what is in a folder); `encode` (images and texts to
+Gaussians); `tasks` (which evaluators run on what); the evaluators `retrieval`, `coco`, `zeroshot` with `bprw`, and
+`uncertainty`, which take Gaussians and know no files; `metric` (their result); `pages` (tables and the report).
 """

@@ -66,11 +66,11 @@ def mixing_proportions(log_likelihood_ST: Tensor, start_T: Tensor, alpha: float)
 
 
 def prompt_weights(prompts_CTD: Gaussian, images: Gaussian, of_class: Sequence[Tensor], setting: Setting) -> Tensor:
-    """pi of each class, [C, T], from the first images that `of_class[c]` numbers; a class without any keeps its
+    """pi of each class, [C, T], from the first images of `of_class[c]`; a class without any keeps its
     start."""
     generator, weights = torch.Generator().manual_seed(0), []
-    for mean_TD, logvar_TD, numbers in zip(prompts_CTD.mean, prompts_CTD.logvar, of_class, strict=True):
-        prompts, chosen = Gaussian(mean_TD, logvar_TD), numbers[: setting.images]
+    for mean_TD, logvar_TD, indices in zip(prompts_CTD.mean, prompts_CTD.logvar, of_class, strict=True):
+        prompts, chosen = Gaussian(mean_TD, logvar_TD), indices[: setting.images]
         points_SD = draw(Gaussian(images.mean[chosen], images.logvar[chosen]), setting.samples, generator)
         start_T = 1 / prompts.uncertainty.double()
         weights.append(mixing_proportions(log_likelihood(points_SD, prompts), start_T, setting.alpha))

@@ -1,6 +1,6 @@
-"""COCO captions by the numbers that papers give: 1K and 5K, CrissCrossed Captions (CxC), and ECCV Caption.
+"""COCO captions by the metrics that papers report: 1K and 5K, CrissCrossed Captions (CxC), and ECCV Caption.
 
-The matches of CxC and ECCV Caption come with the `eccv_caption` package, by COCO's own numbers of images and captions;
+The matches of CxC and ECCV Caption come with the `eccv_caption` package, by COCO's ids of images and captions;
 it computes them and 5K from the nearest items. 1K is the mean of five folds of 1,000 images, as it has them. RSUM is
 the sum of the six R@k in per cent; the one of the paper's tables is of 1K.
 """

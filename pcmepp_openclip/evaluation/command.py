@@ -1,7 +1,7 @@
 """`pcmepp eval --model NAME [--pretrained TAG_OR_FILE] --retrieval FOLDER --zeroshot FOLDER --out DIR`
 
 Retrieval, zero-shot classification and what the uncertainty means, as a table, DIR/results.json and DIR/index.html.
-The same command goes on where it was stopped; `torchrun ... -m -- pcmepp_openclip.cli eval ...` shares the work.
+The same command resumes where it was stopped; `torchrun ... -m -- pcmepp_openclip.cli eval ...` shares the work.
 """
 
 import argparse
@@ -72,7 +72,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         action="append",
         default=[],
         metavar="FOLDER",
-        help="images with classes: a folder in clip_benchmark's layout, or with a subfolder of images a class",
+        help="images with classes: a folder in clip_benchmark's layout, or one subfolder of images per class",
     )
     group.add_argument("--coco", metavar="JSON", help="Karpathy's dataset_coco.json: COCO 1K, 5K, CxC, ECCV Caption")
     group.add_argument("--coco-images", metavar="FOLDER", help="where COCO's val2014 is")
@@ -149,11 +149,12 @@ def load(args: argparse.Namespace) -> tuple[Encoder, list[str]]:
     if not args.pretrained and ":" not in args.model:
         notes.append(f"{args.model} has random weights: give --pretrained.")
     if not probabilistic:
-        notes.append(f"{args.model} has no log-variance branch: it is evaluated by the mean alone.")
+        notes.append(f"{args.model} has no log-variance branch: it is evaluated by its means alone.")
     elif model.fresh_logvar:
         probabilistic = False
         notes.append(
-            "The log-variance branch is fresh, its uncertainty means nothing: the model is evaluated by the mean alone."
+            "The log-variance branch is untrained, so its uncertainty means nothing: the model is evaluated by its "
+            "means alone."
         )
     encoder = Encoder(
         model,

@@ -3,7 +3,7 @@
 A folder in clip_benchmark's layout serves both tools:
 
     FOLDER/test/nshards.txt, FOLDER/test/{0..}.tar     image (jpg, png, webp) + .txt, a caption a line: for retrieval
-                                                       image + .cls, the number of a class: for zero-shot
+                                                       image + .cls, the index of a class: for zero-shot
     FOLDER/classnames.txt, FOLDER/zeroshot_classification_templates.txt      a line each; "{c}" is the class
     FOLDER/test/matches.json       optional: {"images_of_caption": [[0, 7], ...]}, all images that a caption truly fits
 
@@ -32,7 +32,7 @@ class Captioned:
     image_of_caption: list[int] = field(default_factory=list)
     facts: list[Facts] = field(default_factory=list)  # of each image, with its "key"
     images_of_caption: list[list[int]] | None = None  # the true matches, where they are known
-    coco_images: list[int] | None = None  # COCO's numbers, where it is COCO
+    coco_images: list[int] | None = None  # COCO's ids, where it is COCO
     coco_captions: list[int] | None = None
 
     def add(self, image: ImageRef, captions: list[str], facts: Facts) -> None:
@@ -67,7 +67,7 @@ def read_captioned(where: str, split: str = "test", flag: str = "--retrieval") -
         captions = _captions(facts.pop("captions", None), members, key, flag)
         if not captions:
             raise ValueError(
-                f"{flag} {where}: the image {shown(key)} has no caption; each needs a .txt with one caption a line."
+                f"{flag} {where}: the image {shown(key)} has no caption; each needs a .txt with one caption per line."
             )
         found.add(image, captions, facts)
     if not found.images:
@@ -78,7 +78,7 @@ def read_captioned(where: str, split: str = "test", flag: str = "--retrieval") -
 
 
 def read_labelled(where: str, split: str = "test", flag: str = "--zeroshot") -> Labelled:
-    """The images and classes of a folder in clip_benchmark's layout, or of an image folder with a subfolder a class."""
+    """The images and classes of a folder in clip_benchmark's layout, or of a folder with one subfolder per class."""
     folder = Path(where)
     if not folder.is_dir():
         raise ValueError(f"{flag} {where}: there is no such folder.")
@@ -88,14 +88,14 @@ def read_labelled(where: str, split: str = "test", flag: str = "--zeroshot") -> 
     if not (folder / split / "nshards.txt").is_file():
         return _image_folder(folder, split, classes, templates, flag)
     if not classes:
-        raise ValueError(f"{flag} {where}: it has no classes; put their names into classnames.txt, one a line.")
+        raise ValueError(f"{flag} {where}: it has no classes; put their names into classnames.txt, one per line.")
     found = Labelled(classes, templates)
     for key, image, members in locate_samples(shards_of_folder(folder, split, flag), flag):
         label = members.get("cls", b"").decode("ascii", "replace").strip()
         if not label.isdigit() or len(label) > 18 or int(label) >= len(classes):
             raise ValueError(
                 f"{flag} {where}: the image {shown(key)} is of no class (its .cls is '{shown(label)}'); "
-                f"it must be a number from 0 to {len(classes) - 1}."
+                f"it must be an index from 0 to {len(classes) - 1}."
             )
         found.images.append(image)
         found.labels.append(int(label))
@@ -120,10 +120,10 @@ def read_karpathy(annotations: str, images: str, split: str = "test") -> Caption
                 raise _MissingImage(f"--coco-images {images}: {entry['filename']} is not in it.")
             sentences = entry["sentences"]
             captions = [" ".join(sentence["raw"].split()) for sentence in sentences]
-            number, numbers = int(entry["cocoid"]), [int(sentence["sentid"]) for sentence in sentences]
+            image_id, caption_ids = int(entry["cocoid"]), [int(sentence["sentid"]) for sentence in sentences]
             found.add(image_file(path), captions, {"key": path.stem})
-            found.coco_images.append(number)
-            found.coco_captions += numbers
+            found.coco_images.append(image_id)
+            found.coco_captions += caption_ids
     except _MissingImage:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -178,7 +178,7 @@ def _matches(path: Path, found: Captioned, flag: str) -> list[list[int]]:
         good = False
     if not good:
         raise ValueError(
-            f"{flag}: {path} must hold, for each of the {len(found.captions)} captions in order, the numbers of the "
+            f"{flag}: {path} must hold, for each of the {len(found.captions)} captions in order, the indices of the "
             "images it fits, its own among them."
         )
     return [sorted(set(images)) for images in matches]

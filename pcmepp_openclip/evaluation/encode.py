@@ -1,4 +1,4 @@
-"""Images and texts to Gaussians: in chunks, on one or many ranks, kept on disk so that a stopped evaluation goes on.
+"""Images and texts to Gaussians: in chunks, on one or many ranks, kept on disk so that an evaluation can be resumed.
 
 A chunk is a file, named by what was encoded and by which weights. Ranks take chunks in turn, so that the result is the
 same on any number of them; they must share the folder. A plain CLIP gives points: Gaussians of variance zero.
@@ -75,9 +75,9 @@ class Encoder:
         stamps = {file: os.stat(file) for file in {place.file for place in places}}
         facts = [(*place, stamps[place.file].st_size, stamps[place.file].st_mtime_ns) for place in places]
 
-        def encode(numbers: range) -> Gaussian:
+        def encode(indices: range) -> Gaussian:
             loader: DataLoader = DataLoader(
-                _Images([places[i] for i in numbers], self.preprocess, self.upright),
+                _Images([places[i] for i in indices], self.preprocess, self.upright),
                 self.batch_size,
                 num_workers=self.workers,
             )
@@ -92,13 +92,13 @@ class Encoder:
         """Equal texts are encoded once: they get equal Gaussians, and ties stay ties."""
         unique = list(dict.fromkeys(texts))
 
-        def encode(numbers: range) -> Gaussian:
-            parts = [list(numbers)[i : i + self.batch_size] for i in range(0, len(numbers), self.batch_size)]
+        def encode(indices: range) -> Gaussian:
+            parts = [list(indices)[i : i + self.batch_size] for i in range(0, len(indices), self.batch_size)]
             return _cat([self._gaussian(self._tokens([unique[i] for i in part]), "text") for part in parts])
 
         encoded = self._chunked(encode, len(unique), unique, name)
-        number = {text: i for i, text in enumerate(unique)}
-        rows = torch.tensor([number[text] for text in texts])
+        index = {text: i for i, text in enumerate(unique)}
+        rows = torch.tensor([index[text] for text in texts])
         return Gaussian(encoded.mean[rows], encoded.logvar[rows])
 
     def _tokens(self, texts: list[str]) -> Tensor:
@@ -127,16 +127,16 @@ class Encoder:
         chunks = [(folder / f"{i:06d}.safetensors", range(i, min(i + CHUNK, count))) for i in range(0, count, CHUNK)]
         rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         mine = chunks[rank::world]
-        for path, numbers in tqdm(mine, desc=name, unit_scale=CHUNK, unit="", disable=None if rank == 0 else True):
-            if _load(path, len(numbers)) is None:
+        for path, indices in tqdm(mine, desc=name, unit_scale=CHUNK, unit="", disable=None if rank == 0 else True):
+            if _load(path, len(indices)) is None:
                 if path.exists():
                     print(f"note: {path} is damaged, or of another version: encoded again.", file=sys.stderr)
-                _save(path, encode(numbers))
+                _save(path, encode(indices))
         if world > 1:
             dist.barrier()
         parts = []
-        for path, numbers in chunks:
-            part = _load(path, len(numbers))
+        for path, indices in chunks:
+            part = _load(path, len(indices))
             if part is None:
                 raise ValueError(f"{path} is missing or damaged: the ranks must share --out; run the command again.")
             parts.append(part)
@@ -172,8 +172,8 @@ class _Images(Dataset):
     def __len__(self) -> int:
         return len(self.places)
 
-    def __getitem__(self, number: int) -> Tensor:
-        place = self.places[number]
+    def __getitem__(self, index: int) -> Tensor:
+        place = self.places[index]
         try:
             return self.preprocess(decode_image(place.read(), upright=self.upright))
         except BadImage as error:

@@ -37,7 +37,7 @@ def shards_of_folder(folder: Path, split: str, flag: str) -> list[str]:
     """The shards of a split in clip_benchmark's layout."""
     count = folder / split / "nshards.txt"
     try:
-        number = int(count.read_text())
+        shards = int(count.read_text())
     except FileNotFoundError:
         raise ValueError(
             f"{flag} {folder}: it has no {split}/nshards.txt; give a folder in clip_benchmark's layout or a pattern of "
@@ -45,9 +45,9 @@ def shards_of_folder(folder: Path, split: str, flag: str) -> list[str]:
         ) from None
     except ValueError:
         raise ValueError(f"{flag} {folder}: {split}/nshards.txt must hold the number of shards.") from None
-    if not 0 < number <= MAX_SHARDS:
+    if not 0 < shards <= MAX_SHARDS:
         raise ValueError(f"{flag} {folder}: {split}/nshards.txt must hold a number from 1 to {MAX_SHARDS:,}.")
-    return [str(folder / split / f"{i}.tar") for i in range(number)]
+    return [str(folder / split / f"{i}.tar") for i in range(shards)]
 
 
 def shards_of_pattern(pattern: str, flag: str) -> list[str]:

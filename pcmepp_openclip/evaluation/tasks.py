@@ -1,10 +1,11 @@
-"""A dataset through the encoder and the evaluators: numbers for results.json, and what the report draws from.
+"""A dataset through the encoder and the evaluators: metrics for results.json, and what the report draws from.
 
-All ranks encode; rank 0 alone computes the numbers, the others get None.
+All ranks encode; rank 0 alone computes the metrics, the others get None. An evaluator is a function from what was
+encoded to metrics; a new one is one file, and one line in `RETRIEVAL_EVALUATORS` or `ZEROSHOT_EVALUATORS`.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,7 @@ from . import coco, uncertainty
 from .datasets import Captioned, Labelled
 from .encode import Encoder
 from .metric import Metric, as_dict
-from .retrieval import confidence, rankings, retrieval_metrics
+from .retrieval import Ranking, confidence, rankings, retrieval_metrics
 from .zeroshot import predict, weighted, zeroshot
 
 STANDARD_PROMPT = "a photo of a {c}."
@@ -68,6 +69,47 @@ class TaskResult:
         return out
 
 
+@dataclass(frozen=True)
+class CaptionedGaussians:
+    """What an evaluator of retrieval gets.
+
+    Arguments:
+        data: the captions, which image each belongs to, and what else is known of them.
+        images, captions: their Gaussians, [N, D] and [M, D]; points, of variance 0, if the model is not probabilistic.
+        rankings: both directions by each distance.
+        queries: the images, then the captions.
+    """
+
+    data: Captioned
+    images: Gaussian
+    captions: Gaussian
+    probabilistic: bool
+    rankings: list[Ranking]
+    queries: list[QueryResults]
+
+
+@dataclass(frozen=True)
+class LabelledGaussians:
+    """What an evaluator of zero-shot classification gets.
+
+    Arguments:
+        data: the labels, classes and prompt templates.
+        images: their Gaussians, [N, D].
+        prompts_CTD: the Gaussians of T prompts for each of C classes.
+        one_prompt: the index of the prompt that is also used alone.
+        validation: Gaussians and labels of another split, or None.
+        queries: the images.
+    """
+
+    data: Labelled
+    images: Gaussian
+    prompts_CTD: Gaussian
+    one_prompt: int
+    validation: tuple[Gaussian, Sequence[int]] | None
+    probabilistic: bool
+    queries: list[QueryResults]
+
+
 def evaluate_retrieval(encoder: Encoder, name: str, data: Captioned, rank: int = 0) -> TaskResult | None:
     images = encoder.images(data.images, f"{name}-images")
     texts = encoder.texts(data.captions, f"{name}-captions")
@@ -85,21 +127,12 @@ def evaluate_retrieval(encoder: Encoder, name: str, data: Captioned, rank: int =
         }
         sure = confidence(query, gallery, encoder.scale)
         queries.append(QueryResults(SAMPLES[direction], query.uncertainty, hits, sure))
-    metrics = list(retrieval_metrics(found))
-    if data.coco_images is not None:
-        assert data.coco_captions is not None
-        package, own = coco.load_eccv_caption(), data.image_of_caption
-        metrics = [metric for metric in metrics if metric.name != "RSUM"]  # COCO has two, of 1K and of 5K
-        metrics += coco.coco(images, texts, data.coco_images, data.coco_captions, own, distances, package)
-        if encoder.probabilistic:
-            hits_1k = coco.first_hits_1k(images, texts, data.coco_captions, own, "csd", package)
-            for results, hit in zip(queries, hits_1k, strict=True):
-                results.hits["coco_1k_csd_R@1"] = hit
-    metrics += _about_hits(encoder, queries)
-    if encoder.probabilistic:
-        metrics += uncertainty.against_facts(images.uncertainty, data.facts, "images")
-        counts = None if data.images_of_caption is None else [len(fits) for fits in data.images_of_caption]
-        metrics += uncertainty.of_captions(texts.uncertainty, data.captions, counts)
+    if data.coco_captions is not None and encoder.probabilistic:
+        hits_1k = coco.first_hits_1k(images, texts, data.coco_captions, data.image_of_caption, "csd")
+        for results, hit in zip(queries, hits_1k, strict=True):
+            results.hits["coco_1k_csd_R@1"] = hit
+    encoded = CaptionedGaussians(data, images, texts, encoder.probabilistic, found, queries)
+    metrics = [metric for evaluate in RETRIEVAL_EVALUATORS.values() for metric in evaluate(encoded)]
     return TaskResult(name, "retrieval", data, metrics, encoder.probabilistic, queries)
 
 
@@ -116,22 +149,71 @@ def evaluate_zeroshot(
         return None
     shape = len(data.classes), len(templates), -1
     prompts_CTD = Gaussian(prompts.mean.reshape(shape), prompts.logvar.reshape(shape))
-    one = templates.index(STANDARD_PROMPT) if STANDARD_PROMPT in templates else 0
-    metrics = list(zeroshot(images, data.labels, prompts_CTD, one, known, encoder.probabilistic))
+    one_prompt = templates.index(STANDARD_PROMPT) if STANDARD_PROMPT in templates else 0
     classifier = weighted(prompts_CTD, torch.ones(shape[:2]))
     hit = (predict(images.mean, classifier)[:, 0] == torch.tensor(data.labels)).float()
     sure = confidence(images, Gaussian(classifier, classifier), encoder.scale)
     queries = [QueryResults("images", images.uncertainty, {"accuracy": hit}, sure)]
-    metrics += _about_hits(encoder, queries)
-    if encoder.probabilistic:
-        metrics += uncertainty.against_facts(images.uncertainty, data.facts, "images")
+    encoded = LabelledGaussians(data, images, prompts_CTD, one_prompt, known, encoder.probabilistic, queries)
+    metrics = [metric for evaluate in ZEROSHOT_EVALUATORS.values() for metric in evaluate(encoded)]
     return TaskResult(name, "zeroshot", data, metrics, encoder.probabilistic, queries)
 
 
-def _about_hits(encoder: Encoder, queries: Sequence[QueryResults]) -> Iterator[Metric]:
-    for query in queries:
+def _recalls(encoded: CaptionedGaussians) -> Iterator[Metric]:
+    for metric in retrieval_metrics(encoded.rankings):
+        if metric.name != "RSUM" or encoded.data.coco_images is None:  # COCO has two, of 1K and of 5K
+            yield metric
+
+
+def _coco(encoded: CaptionedGaussians) -> Iterator[Metric]:
+    data = encoded.data
+    if data.coco_images is not None and data.coco_captions is not None:
+        ids, distances = (data.coco_images, data.coco_captions), {ranking.distance for ranking in encoded.rankings}
+        ordered = [distance for distance in DISTANCES if distance in distances]
+        yield from coco.coco(encoded.images, encoded.captions, *ids, data.image_of_caption, ordered)
+
+
+def _captions(encoded: CaptionedGaussians) -> Iterator[Metric]:
+    if encoded.probabilistic:
+        matches = encoded.data.images_of_caption
+        counts = None if matches is None else [len(images) for images in matches]
+        yield from uncertainty.of_captions(encoded.captions.uncertainty, encoded.data.captions, counts)
+
+
+def _zeroshot(encoded: LabelledGaussians) -> Iterator[Metric]:
+    return zeroshot(
+        encoded.images,
+        encoded.data.labels,
+        encoded.prompts_CTD,
+        encoded.one_prompt,
+        encoded.validation,
+        encoded.probabilistic,
+    )
+
+
+def _hits(encoded: CaptionedGaussians | LabelledGaussians) -> Iterator[Metric]:
+    for query in encoded.queries:
         for label, hit in query.hits.items():
             error = uncertainty.reliability(query.confidence, hit)[1]
             yield Metric("calibration_error", error, samples=query.samples, hit=label)
-            if encoder.probabilistic:
+            if encoded.probabilistic:
                 yield from uncertainty.against_hits(query.uncertainty, hit, query.samples, label)
+
+
+def _facts(encoded: CaptionedGaussians | LabelledGaussians) -> Iterator[Metric]:
+    if encoded.probabilistic:
+        yield from uncertainty.against_facts(encoded.images.uncertainty, encoded.data.facts, "images")
+
+
+RETRIEVAL_EVALUATORS: dict[str, Callable[[CaptionedGaussians], Iterable[Metric]]] = {
+    "retrieval": _recalls,
+    "coco": _coco,
+    "hits": _hits,
+    "facts": _facts,
+    "captions": _captions,
+}
+ZEROSHOT_EVALUATORS: dict[str, Callable[[LabelledGaussians], Iterable[Metric]]] = {
+    "zeroshot": _zeroshot,
+    "hits": _hits,
+    "facts": _facts,
+}

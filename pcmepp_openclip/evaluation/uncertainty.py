@@ -36,8 +36,8 @@ def rejection(uncertainty_N: Tensor, hit_N: Tensor) -> Tensor:
     """The share of hits among the k most certain samples, for k = 1..N, [N]; equally uncertain ones share theirs."""
     values, place = uncertainty_N.unique(return_inverse=True)
     total = torch.zeros(len(values), dtype=torch.double, device=values.device)
-    number = torch.zeros_like(total).index_add_(0, place, torch.ones_like(place, dtype=torch.double))
-    share = total.index_add_(0, place, hit_N.double()) / number
+    count = torch.zeros_like(total).index_add_(0, place, torch.ones_like(place, dtype=torch.double))
+    share = total.index_add_(0, place, hit_N.double()) / count
     return _running_mean(share[place][uncertainty_N.argsort()])
 
 
