@@ -168,7 +168,7 @@ def test_a_step_trains_all_parameters(monkeypatch):
 EARLIER = {
     "machine": "8 cores of another",
     "rows": [
-        {"what": "ViT-B-32, training FLOPs a pair", "ratio": 2.0, "spread": None},
+        {"what": "ViT-B-32, training FLOPs per pair", "ratio": 2.0, "spread": None},
         {"what": "gone", "ratio": 1.0, "spread": None},
     ],
 }
@@ -182,7 +182,7 @@ def test_a_run_writes_one_table_and_compares(tmp_path):
     run = json.loads((tmp_path / "out/table.json").read_text())
     assert text.strip() in done.stdout and results.machine() in text and "8 cores of another" in text
     rows = {record["what"]: record for record in run["rows"]}
-    flops = rows["ViT-B-32, training FLOPs a pair"]
+    flops = rows["ViT-B-32, training FLOPs per pair"]
     assert flops["verdict"] == "met" and flops["ratio"] == flops["ours"] / flops["theirs"] < 0.95
     lines = [line for line in text.splitlines() if line.startswith("| ViT")]
     assert len(lines) == len(rows)

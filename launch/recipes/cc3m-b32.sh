@@ -17,7 +17,6 @@ recipe=(
     --lr 5e-4 --wd 0.2 --beta1 0.9 --beta2 0.98 --eps 1e-6
     --warmup 2000                   # steps
     --precision amp_bf16
-    --local-loss --gather-with-grad # the same loss, in less memory
     --save-every-minutes 15
     --report-to tensorboard
 )

@@ -18,7 +18,6 @@ recipe=(
     --warmup 10000                  # steps, five times CLIP's
     --vib-weight 1e-6 --pp-weight 0 --init-match-scale 1 --init-match-shift 1
     --precision amp_bf16
-    --local-loss --gather-with-grad # the same loss, in less memory
     --save-every-minutes 15
     --report-to tensorboard
 )

@@ -15,7 +15,6 @@ recipe=(
     --epochs 1
     --warmup 1
     --device cpu --precision fp32
-    --local-loss --gather-with-grad
     --log-every-n-steps 1
 )
 start_recipe "${recipe[@]}"

@@ -99,7 +99,7 @@ def _retrieval(images: Gaussian, texts: Gaussian, truth: Truth, numbers: dict[st
             rows.append([f"{words}: {what}", *(f"{100 * value:.1f} %" for value in values), "–"])
         values = [numbers[f"{name}_{kind}"] for kind in ("mAP@R", "mAP@R_chance", "csd_mAP@R")]
         rows.append([f"{words}: mAP@R with all that fit", *(f"{100 * value:.1f} %" for value in values)])
-        values = [numbers[f"{name}_{kind}"] for kind in ("bins", "csd_bins", "true_bins")]
+        values = [numbers[f"{name}_{kind}"] for kind in ("bins", "csd_bins", "any_match_bins")]
         rows.append([f"{words}: bins, own comes first", f"{values[0]:.2f}", "–", f"{values[1]:.2f}"])
         rows.append([f"{words}: bins, what comes first fits", f"{values[2]:.2f}", "–", "–"])
     own_MN = torch.zeros_like(truth.fits_MN)
