@@ -49,7 +49,8 @@ def draw(held_out: HeldOut, images: Gaussian, texts: Gaussian, truth: Truth) -> 
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10.0, 4.3), facecolor=PAPER)
-    left, right = figure.subfigures(1, 2, width_ratios=(4.2, 5.8))
+    halves: Any = figure.subfigures(1, 2, width_ratios=(4.2, 5.8))
+    left, right = halves
     for part, title in ((left, "Images, from certain to uncertain"), (right, "Captions, from certain to uncertain")):
         part.set_facecolor(PAPER)
         part.text(0.03, 0.93, title, color=INK, fontsize=12, fontweight="bold")
