@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A few steps of a tiny model on made-up images, two CPU ranks a node: does everything start, talk and save?
 #
-#   launch/recipes/smoke-cpu.sh [flags, which win over those below]
+#   launch/recipes/smoke-cpu.sh [flags, which override those below]
 set -euo pipefail
 # shellcheck source=launch/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
