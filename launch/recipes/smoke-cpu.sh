@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A few steps of a tiny model on made-up images, two CPU ranks a node: does everything start, talk and save?
+# A few steps of a tiny model on synthetic images, two CPU ranks per node: does everything start, communicate and save?
 #
 #   launch/recipes/smoke-cpu.sh [flags, which override those below]
 set -euo pipefail
