@@ -3,9 +3,9 @@
 python -m benchmarks.sweep [--steps 1000] [--lr 1e-3] [match_weight=10 init_match_scale=5 ...]
 
 One run trains the model on the demo's scenes, held in memory, with the optimizer and schedule of `pcmepp demo`, and
-prints the numbers of `pcmepp_openclip.demo.measure` on held-out scenes; --out appends them to a CSV file. It differs from
-the demo only in speed: no shards, no image augmentation, and an embedding for the words that occur instead of all of
-CLIP's.
+prints the numbers of `pcmepp_openclip.demo.measure` on held-out scenes; --out appends them to a CSV file. It differs
+from the demo only in speed: no shards, no image augmentation, and an embedding for the words that occur instead of all
+of CLIP's.
 """
 
 import argparse
