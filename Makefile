@@ -1,20 +1,23 @@
-# make demo         see what a probabilistic CLIP does (sets itself up; no root)
-# make test         linter, type checker and tests (sets itself up; no root)
-# make test-system  the tests that need Debian's packages; installs them, needs root
-# make fuzz         the fuzz tests for minutes instead of seconds
-# make bench        the speed and memory claims, measured side by side
+# make demo         train a small model and see what its uncertainty means
+# make test         lint, type check, and run the tests
+# make test-system  run the tests that need Debian packages; installs them, needs root
+# make lint         ruff, its formatter, and mypy
+# make docs         build the documentation site into site/
+# make fuzz         run the fuzz tests for minutes instead of seconds
+# make bench        measure the speed and memory claims against open_clip
+# Each target first creates .venv if it is missing. Only test-system needs root.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
-# Test files at a time; each uses one thread.
+# Test files that run in parallel; each uses one thread.
 PROCESSES ?= 2
 DEBIAN := slurm-wlm munge iproute2 chromium
 
-.PHONY: setup demo test test-system fuzz bench clean
+.PHONY: setup demo lint test test-system docs fuzz bench clean
 setup: $(VENV)/.ready
 
-# The stamp is written last: an interrupted install is finished by the next call.
+# The stamp is written last, so the next call finishes an interrupted install.
 $(VENV)/.ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed: make PYTHON=/path/to/python3 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -24,14 +27,20 @@ $(VENV)/.ready: pyproject.toml
 demo: setup
 	$(BIN)/pcmepp demo
 
-test: setup
+lint: setup
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+test: lint
 	$(PYTEST) -n $(PROCESSES) --dist loadfile -m 'not system' tests
 
 test-system: setup
 	@dpkg -s $(DEBIAN) >/dev/null 2>&1 || { apt-get update && apt-get install -y --no-install-recommends $(DEBIAN); }
 	$(PYTEST) -m system tests
+
+docs: setup
+	$(BIN)/mkdocs build --strict
 
 fuzz: setup
 	HYPOTHESIS_PROFILE=long $(PYTEST) -n $(PROCESSES) tests/test_fuzz_*.py
@@ -40,4 +49,4 @@ bench: setup
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) dist build site .mypy_cache .ruff_cache .pytest_cache

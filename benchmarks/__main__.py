@@ -1,6 +1,10 @@
-"""`python -m benchmarks [NAME ...]` measures us and the alternative side by side, and writes a table.
+"""Measure this package and the alternative side by side, and write a table.
 
-It goes to the terminal, and to table.md and table.json in the folder of --out.
+python -m benchmarks                              all but those that take long
+python -m benchmarks loss step --out DIR          some of them
+python -m benchmarks --compare DIR/table.json     with the change against an earlier run
+
+The table is printed, and written to table.md and table.json in the folder of --out.
 """
 
 import argparse
@@ -16,9 +20,9 @@ from . import results
 NAMES = {  # each a module here with `rows()`
     "flops": "training FLOPs of the models",
     "data": "samples/s and memory of the loader",  # early: its workers are forked, and share what there is
-    "startup": "imports and the way to the first step",
+    "startup": "imports and time to the first step",
     "loss": "time and memory of the loss",
-    "gather": "bytes that the ranks exchange for the loss",
+    "gather": "bytes that ranks exchange for the loss",
     "checkpoint": "saving and verified loading",
     "retrieval": "evaluation by CSD and by cosine",
     "hub": "training while a checkpoint is pushed",
@@ -34,9 +38,11 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="\n".join(f"  {name:12} {what}" for name, what in NAMES.items()),
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"see below; default all but {', '.join(APART)}")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="default %(default)s")
-    parser.add_argument("--compare", type=Path, metavar="FILE", help="a table.json of before: show the change")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"see below; all but {', '.join(APART)} by default")
+    parser.add_argument(
+        "--out", type=Path, default=Path("benchmarks/results"), help="output folder (default: %(default)s)"
+    )
+    parser.add_argument("--compare", type=Path, metavar="FILE", help="table.json of an earlier run: show the change")
     args = parser.parse_args()
     for name in args.names:
         if name not in NAMES:

@@ -42,7 +42,7 @@ def rows() -> Iterator[Row]:
             os.sync()
 
         yield timed(
-            "checkpoint, time that saving holds a run up",
+            "checkpoint, time that a save blocks training",
             lambda: saver.save(checkpoint, ours, then=lambda: None),
             lambda: torch.save(checkpoint, theirs),
             1.2,

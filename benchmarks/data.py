@@ -132,7 +132,7 @@ def rows() -> Iterator[Row]:
                 rates[name].append(speed)
                 memory[name].append(megabytes(workers[name]))
                 longest = max(longest, length) if name == "ours" else longest
-        what = f"data, {SHARDS * SAMPLES} JPEGs of {SIDE} pixels an epoch, {WORKERS} workers"
+        what = f"data, {SHARDS * SAMPLES} JPEGs of {SIDE} pixels per epoch, {WORKERS} workers"
         note = f"at most {longest} of {tokenizer.context_length} tokens leave the loader"
         for name, bar, title in (("ours", 1.0, ""), ("reduced", 1.5, ", reduced decoding")):
             yield row(f"{what}{title}", rates[name], rates["stock"], "samples/s", bar, least=True, note=note)

@@ -28,8 +28,8 @@ def training_flops(name: str, text_length: int = 77, batch: int = 2) -> float:
 def rows() -> Iterator[Row]:
     for name, bars in (("ViT-B-32", (0.95, 0.9)), ("ViT-B-16", (0.95, 0.9)), ("ViT-L-14", (None, None))):
         plain = training_flops(name) / 1e9
-        yield Row(f"{name}, training FLOPs a pair", training_flops(f"PCMEpp-{name}") / 1e9, plain, "G", bars[0])
+        yield Row(f"{name}, training FLOPs per pair", training_flops(f"PCMEpp-{name}") / 1e9, plain, "G", bars[0])
         cut = training_flops(f"PCMEpp-{name}", text_length=16) / 1e9
-        yield Row(f"{name}, training FLOPs a pair, texts cut to 16 tokens", cut, plain, "G", bars[1])
+        yield Row(f"{name}, training FLOPs per pair, texts cut to 16 tokens", cut, plain, "G", bars[1])
     released = training_flops("PCMEpp-ViT-B-16-unc2") / 1e9
-    yield Row("ViT-B-16-unc2, training FLOPs a pair", released, training_flops("ViT-B-16") / 1e9, "G")
+    yield Row("ViT-B-16-unc2, training FLOPs per pair", released, training_flops("ViT-B-16") / 1e9, "G")

@@ -73,7 +73,7 @@ def rows() -> Iterator[Row]:
         with tempfile.TemporaryDirectory() as folder:
             mp.start_processes(rank_bytes, (world, folder, queue), nprocs=world, start_method="forkserver")
         ours, theirs, by_default = (queue.get() for _ in KINDS)
-        what = f"bytes of a rank for the loss, {world} ranks of {BATCH}, ClipLoss"
+        what = f"bytes per rank for the loss, {world} ranks of {BATCH}, ClipLoss"
         yield Row(f"{what} with --local-loss --gather-with-grad", ours, theirs, "MB", 1.005)
         note = "each rank computes all pairs instead"
         yield Row(f"{what} by default", ours, by_default, "MB", note=note)

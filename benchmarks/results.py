@@ -11,7 +11,7 @@ from typing import Any
 from .measure import CONFIDENCE, Row
 
 HEADS = ["what", "ours", "theirs", "ratio", "spread", "bar", ""]
-LEGEND = f"Medians of repeats in turns; spread: the ratio in {CONFIDENCE:.0%} of resamplings of the repeats."
+LEGEND = f"Medians of alternating repeats; spread: {CONFIDENCE:.0%} bootstrap interval of the ratio."
 
 
 def machine() -> str:

@@ -1,13 +1,14 @@
-"""`python -m benchmarks.sweep [--steps 1000] [--lr 1e-3] [match_weight=10 init_match_scale=5 ...]`: what the
-uncertainty of PCMEpp-tiny comes to mean under other settings.
+"""What the uncertainty of PCMEpp-tiny means under other settings of the loss.
 
-One run trains the model on the demo's scenes, held in memory, with the optimiser and schedule of `pcmepp demo`, and
-prints the numbers of `pcmepp_openclip.demo.measure` on held-out scenes as a row of CSV. It differs from the demo in
-its speed alone: no shards, no image augmentation, and an embedding for the words that occur instead of all of CLIP's.
+python -m benchmarks.sweep [--steps 1000] [--lr 1e-3] [match_weight=10 init_match_scale=5 ...]
+
+One run trains the model on the demo's scenes, held in memory, with the optimizer and schedule of `pcmepp demo`, and
+prints the numbers of `pcmepp_openclip.demo.measure` on held-out scenes; --out appends them to a CSV file. It differs
+from the demo only in speed: no shards, no image augmentation, and an embedding for the words that occur instead of all
+of CLIP's.
 """
 
 import argparse
-import csv
 import dataclasses
 import math
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import open_clip
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -177,12 +179,7 @@ def main() -> None:
 
     train(model, loss, data, args, on_step)
     if args.out:
-        new = not args.out.exists()
-        with args.out.open("a", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(row))
-            if new:
-                writer.writeheader()
-            writer.writerow(row)
+        pd.DataFrame([row]).to_csv(args.out, mode="a", header=not args.out.exists(), index=False)
 
 
 if __name__ == "__main__":

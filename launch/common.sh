@@ -1,8 +1,8 @@
-# Sourced by the launchers and the recipes: the site's settings, the environment of a run, and --dry-run.
+# Sourced by launchers and recipes: the settings of the site, the environment of a run, and --dry-run.
 # shellcheck shell=bash disable=SC2034
 #
-#   PYTHON   how Python is started where the run is (default: python3); an array in the site file may be a container
-#   SITE     the site file (default: site.sh beside this file)
+#   PYTHON   how to start Python on a node (default: python3); in the site file it may be an array, such as a container
+#   SITE     the site file (default: site.sh next to this file)
 
 launch_dir=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 SITE=${SITE:-$launch_dir/site.sh}
@@ -11,15 +11,15 @@ if [[ -e $SITE ]]; then
     source "$SITE"
 fi
 
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}                # a rank and its data workers would fight for the cores
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}                # a rank and its data workers share the cores
 export PYTHONFAULTHANDLER=1                                 # a crash in C leaves a trace
-export PYTHONUNBUFFERED=1                                   # the last words before a kill are in the log
+export PYTHONUNBUFFERED=1                                   # the log is complete when a process is killed
 export NCCL_DEBUG=${NCCL_DEBUG:-WARN}
 export TORCH_NCCL_ASYNC_ERROR_HANDLING=1                    # a lost rank ends the others instead of hanging them
 # A signal to torchrun is passed on to the ranks, which have this many seconds to finish a step and save.
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-120}
 
-# Never restarted by torchrun: a run goes on from its checkpoint, started again by the same command.
+# torchrun never restarts a run: the same command resumes it from its checkpoint.
 torchrun=("${PYTHON[@]:-python3}" -m torch.distributed.run --max-restarts 0
     '--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR2')
 # `-m --` keeps torchrun from taking --logs for an option of its own.
@@ -41,7 +41,7 @@ for flag in "$@"; do
     before=$flag
 done
 
-# start COMMAND...: become it, or with --dry-run print it as a line for a shell.
+# start COMMAND...: exec it, or with --dry-run print it as a shell command.
 start() {
     if [[ $dry_run ]]; then
         printf '%q ' "$@"
@@ -51,13 +51,13 @@ start() {
     exec "$@"
 }
 
-# start_recipe FLAGS...: hand a recipe's flags to the launcher in LAUNCH, the caller's own last since the last one wins.
+# start_recipe FLAGS...: pass a recipe's flags to the launcher in LAUNCH, then the caller's, since the last one wins.
 start_recipe() {
     local launcher=("$launch_dir/local.sh")
     if [[ ${LAUNCH:-} ]]; then read -ra launcher <<<"$LAUNCH"; fi
     local command=("${launcher[@]}" --logs "${LOGS:-logs}" --name "${NAME:-$(basename "$0" .sh)}" --resume latest
         "$@" "${flags[@]}")
-    # A launcher prints its own command, `pcmepp train` says what it would do; nothing is submitted for that.
+    # A launcher prints its own command, and `pcmepp train` what it would do; nothing is submitted.
     if [[ $dry_run && ${launcher[0]} != sbatch ]]; then exec "${command[@]}" --dry-run ${dry_ranks:+"$dry_ranks"}; fi
     start "${command[@]}"
 }

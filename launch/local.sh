@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A run on this machine: one rank a GPU, or NPROC ranks. Flags are those of `pcmepp train`.
+# A run on this machine: one rank per GPU, or NPROC ranks. Takes the flags of `pcmepp train`.
 #
 #   launch/local.sh --model PCMEpp-ViT-B-32 --train-data '/data/cc3m/*.tar' --name first
 #   NPROC=2 launch/local.sh --model PCMEpp-tiny --dataset-type synthetic --train-num-samples 64 --epochs 1 --device cpu

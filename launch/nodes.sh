@@ -4,9 +4,9 @@
 #   NNODES=2 HEAD=node1 launch/nodes.sh --model PCMEpp-ViT-B-32 --train-data '/data/cc3m/*.tar' --name first
 #
 #   NNODES   how many machines
-#   HEAD     name or address of one of them, by which all reach it; PORT (default 29400) is free there
-#   RUN_ID   tells runs with the same head apart (default: pcmepp)
-#   NPROC    ranks on this machine (default: one a GPU)
+#   HEAD     name or address of one of them, which all can reach; PORT (default 29400) must be free there
+#   RUN_ID   distinguishes runs with the same head (default: pcmepp)
+#   NPROC    ranks on this machine (default: one per GPU)
 set -euo pipefail
 # shellcheck source=launch/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -2,14 +2,20 @@
 
 import json
 import math
+from types import SimpleNamespace
 
+import numpy as np
 import open_clip
 import pytest
 import torch
+from helpers import REPO
+from matplotlib.axes import Axes
+from PIL import Image
 
 import pcmepp_openclip as pp
 from pcmepp_openclip import cli
-from pcmepp_openclip.demo import command, measure, pages
+from pcmepp_openclip.demo import command, dataset, figure, measure, pages
+from pcmepp_openclip.demo.drawing import picture
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +60,44 @@ def test_the_report_says_what_was_reached(runs):
         assert (runs[0] / "report" / f"{name}.png").stat().st_size > 1000
 
 
+def test_the_figure_shows_numbers_of_the_model(runs):
+    """Every image and caption in it stands beside the uncertainty that the exported model gives it."""
+    held_out = dataset.draw_held_out(60, 3)
+    model, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{runs[0] / 'model'}")
+    tokenizer, model = open_clip.get_tokenizer("PCMEpp-tiny"), model.eval()
+    with torch.inference_mode():
+        images = model.encode_image_gaussian(torch.stack([preprocess(picture(s)) for s in held_out.scenes]))
+        texts = model.encode_text_gaussian(tokenizer(list(map(str, held_out.captions))))
+    fits_MN = torch.tensor([[caption.fits(scene) for scene in held_out.scenes] for caption in held_out.captions])
+    drawn = figure.draw(held_out, images, texts, SimpleNamespace(fits_MN=fits_MN))
+    *shown, bars = drawn.findobj(Axes)
+    by_value = {}
+    for scene, u in zip(held_out.scenes, images.uncertainty.tolist(), strict=True):
+        by_value.setdefault(f"{u:.3f}", []).append(np.asarray(picture(scene)))
+    assert len(shown) == figure.IMAGES
+    for axes in shown:
+        pixels = axes.images[0].get_array()
+        assert any(np.array_equal(pixels, scene) for scene in by_value[axes.get_xlabel()])
+    labels = [axes.get_xlabel() for axes in shown]
+    assert labels == sorted(labels) and {labels[0], labels[-1]} == {
+        f"{images.uncertainty.min():.3f}",
+        f"{images.uncertainty.max():.3f}",
+    }
+    captions = [label.get_text() for label in bars.get_yticklabels()]
+    assert len(set(captions)) == figure.CAPTIONS
+    words = [text.get_text() for text in bars.texts]
+    for caption, value, number in zip(captions, words[::2], words[1::2], strict=True):
+        i = [str(c) for c in held_out.captions].index(caption)
+        assert value == f"{texts.uncertainty[i]:.3f}" and number == f"fits {int(fits_MN[i].sum())}"
+    assert Image.open(runs[0] / "uncertainty.png").size == (1400, 602)
+
+
+def test_the_figure_of_the_readme_is_light():
+    path = REPO / "docs/images/uncertainty.png"
+    assert path.stat().st_size < 150_000 and Image.open(path).size == (1400, 602)
+    assert (REPO / "README.md").read_text().count("docs/images/uncertainty.png") == 1
+
+
 def test_training_ran_as_pcmepp_train_does(runs):
     log = (runs[0] / "run/out.log").read_text()
     assert "Match_loss" in log and "256 usable samples" in log
@@ -63,8 +107,8 @@ def test_training_ran_as_pcmepp_train_does(runs):
 @pytest.mark.parametrize(
     "args, words",
     [
-        (["--size", "10"], "--size 10 is less than a batch"),
-        (["--out", "{used}"], "holds a demo already: remove it, or name another folder by --out"),
+        (["--size", "10"], "--size 10 is smaller than a batch"),
+        (["--out", "{used}"], "already holds a demo: remove it, or choose another folder with --out"),
     ],
 )
 def test_a_mistake_is_one_sentence(runs, args, words, capsys):
@@ -77,7 +121,7 @@ def test_a_training_that_fails_is_said(monkeypatch, tmp_path, capfd):
     monkeypatch.setattr(command, "train_flags", lambda args, shards: ["--model", "no-such-model"])
     monkeypatch.setattr(command, "HELD_OUT", 10)
     assert cli.main(["demo", "--size", "128", "--steps", "1", "--out", str(tmp_path / "out")]) == 2
-    assert "the training ended with status" in capfd.readouterr().err
+    assert "training failed with exit code" in capfd.readouterr().err
 
 
 def test_the_report_survives_numbers_that_do_not_exist():

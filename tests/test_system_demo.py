@@ -10,6 +10,7 @@ import pytest
 import torch
 from browser import faults
 from helpers import REPO, run_python
+from markdown_files import blocks
 
 import pcmepp_openclip as pp
 from pcmepp_openclip import cli
@@ -51,6 +52,20 @@ def test_the_exported_model_tells_vague_from_exact(demo):
             tokenizer(["a shape", "a small red circle left of a large blue square"])
         ).uncertainty.tolist()
     assert vague > exact
+
+
+def test_the_readme_shows_what_its_example_prints(demo, monkeypatch, capsys):
+    """On the model of the demo's defaults; between machines its numbers may differ a little."""
+    example, shown = [block.text for block in blocks(REPO / "README.md") if block.language in ("python", "text")][:2]
+    monkeypatch.chdir(demo.parent)
+    exec(compile(example, "README.md", "exec"), {})
+    number = re.compile(r"\d\.\d+")
+    printed = capsys.readouterr().out
+    assert number.sub("#", printed) == number.sub("#", shown)
+    got, stated = (list(map(float, number.findall(text))) for text in (printed, shown))
+    assert got == pytest.approx(stated, rel=0.3)
+    uncertainty, distance = got[::2], got[1::2]
+    assert uncertainty[0] > uncertainty[2] and min(distance) == distance[2] and max(distance) == distance[3]
 
 
 def test_the_report_in_a_browser(demo, tmp_path):

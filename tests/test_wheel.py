@@ -1,9 +1,11 @@
-"""A wheel, installed away from the checkout: configs and launcher are in it."""
+"""A wheel, installed away from the checkout: configs, launcher and type information are in it."""
 
 import subprocess
 import sys
 
 from helpers import REPO, run_python
+
+from pcmepp_openclip import __version__
 
 CREATE = """
 import pathlib, sys
@@ -31,10 +33,12 @@ def pip(*args: str) -> None:
 def test_wheel(tmp_path):
     pip("wheel", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(REPO))
     (wheel,) = tmp_path.glob("pcmepp_openclip-*-py3-none-any.whl")
+    assert wheel.name == f"pcmepp_openclip-{__version__}-py3-none-any.whl"
     folder, elsewhere = tmp_path / "installed", tmp_path / "elsewhere"
     elsewhere.mkdir()
     pip("install", "--target", str(folder), str(wheel))
     assert len(list((folder / "pcmepp_openclip" / "model_configs").glob("*.json"))) == 5
+    assert (folder / "pcmepp_openclip" / "py.typed").exists()
     assert not (folder / "tests").exists() and not (folder / "model_configs").exists()
 
     done = run_python("-c", CREATE, str(folder), cwd=elsewhere, path=str(folder))

@@ -3,11 +3,11 @@
 #
 # usage: NAME.sh [--dry-run] ANNOTATIONS OUTPUT [img2dataset options]
 #
-# A run that was interrupted goes on where it was: shards that are complete are not fetched again. img2dataset holds
-# pandas below 3, so it has an environment of its own, made on the first call.
-#   PYTHON           makes that environment (default: python3)
-#   IMG2DATASET_ENV  where it is (default: .img2dataset beside these scripts)
-#   PROCESSES, THREADS  of the download (default: one process a core, 64 threads each)
+# An interrupted run resumes: complete shards are not downloaded again. img2dataset requires pandas below 3, so it has
+# its own environment, created by the first call.
+#   PYTHON           creates that environment (default: python3)
+#   IMG2DATASET_ENV  where it is (default: .img2dataset next to these scripts)
+#   PROCESSES, THREADS  of the download (default: one process per core, 64 threads each)
 
 make_shards() {
     local name=$1
@@ -34,11 +34,11 @@ make_shards() {
         "${run[@]}" "$environment/bin/python" -m pip install --quiet 'img2dataset==1.47.0' 'pandas<3' pyarrow
         "${run[@]}" touch "$environment/.ready"
     fi
-    # The list stays as it is: img2dataset goes on by shard number, which is a place in the list.
+    # The list must not change: img2dataset resumes by shard index, which is a position in the list.
     if [[ ! -e $list ]]; then
         "${run[@]}" "$environment/bin/python" "$here/url_list.py" "$name" "$annotations" "$list"
     fi
-    # img2dataset takes every *.json there for one of its own; the count at the end writes these anew.
+    # img2dataset takes every *.json there for one of its own; the count at the end writes them again.
     "${run[@]}" rm -f "$output/sizes.json" "$output/sizes.report.json"
     "${run[@]}" env NO_ALBUMENTATIONS_UPDATE=1 "$environment/bin/img2dataset" \
         --url_list "$list" --input_format parquet --url_col url --caption_col caption \

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # PCME++ ViT-B/32 on CC3M alone: a first real run, small enough for one node.
 #
-#   DATA=/data LOGS=/runs launch/recipes/cc3m-b32.sh [flags, which win over those below]
+#   DATA=/data LOGS=/runs launch/recipes/cc3m-b32.sh [flags, which override those below]
 set -euo pipefail
 # shellcheck source=launch/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
@@ -12,12 +12,11 @@ recipe=(
     --train-data "cc3m=$DATA/cc3m/*.tar"
     --dataset-type webdataset
     --workers 6
-    --batch-size 128                # of a rank: 8 ranks make 1024; keep the product
+    --batch-size 128                # per rank: 8 ranks make 1024; keep the product
     --epochs 32
     --lr 5e-4 --wd 0.2 --beta1 0.9 --beta2 0.98 --eps 1e-6
     --warmup 2000                   # steps
     --precision amp_bf16
-    --local-loss --gather-with-grad # the same loss, in less memory
     --save-every-minutes 15
     --report-to tensorboard
 )

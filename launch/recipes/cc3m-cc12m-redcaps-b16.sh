@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # PCME++ ViT-B/16 on CC3M + CC12M + RedCaps with the hyperparameters of the paper (https://arxiv.org/abs/2305.18171).
 #
-#   DATA=/data LOGS=/runs launch/recipes/cc3m-cc12m-redcaps-b16.sh [flags, which win over those below]
+#   DATA=/data LOGS=/runs launch/recipes/cc3m-cc12m-redcaps-b16.sh [flags, which override those below]
 set -euo pipefail
 # shellcheck source=launch/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
@@ -12,13 +12,12 @@ recipe=(
     --train-data "cc3m=$DATA/cc3m/*.tar::cc12m=$DATA/cc12m/*.tar::redcaps=$DATA/redcaps/*.tar"
     --dataset-type webdataset
     --workers 6
-    --batch-size 128                # of a rank: 8 ranks make the paper's 1024; keep the product
+    --batch-size 128                # per rank: 8 ranks make the paper's 1024; keep the product
     --epochs 32
     --lr 5e-4 --wd 0.2 --beta1 0.9 --beta2 0.98 --eps 1e-6
     --warmup 10000                  # steps, five times CLIP's
     --vib-weight 1e-6 --pp-weight 0 --init-match-scale 1 --init-match-shift 1
     --precision amp_bf16
-    --local-loss --gather-with-grad # the same loss, in less memory
     --save-every-minutes 15
     --report-to tensorboard
 )

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# A few steps of a tiny model on made-up images, two CPU ranks a node: does everything start, talk and save?
+# A few steps of a tiny model on synthetic images, two CPU ranks per node: does everything start, communicate and save?
 #
-#   launch/recipes/smoke-cpu.sh [flags, which win over those below]
+#   launch/recipes/smoke-cpu.sh [flags, which override those below]
 set -euo pipefail
 # shellcheck source=launch/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
@@ -15,7 +15,6 @@ recipe=(
     --epochs 1
     --warmup 1
     --device cpu --precision fp32
-    --local-loss --gather-with-grad
     --log-every-n-steps 1
 )
 start_recipe "${recipe[@]}"

@@ -1,10 +1,10 @@
-"""`pcmepp demo`: draw scenes, train PCMEpp-tiny on them, and see what its uncertainty means.
+"""Draw scenes, train PCMEpp-tiny on them, and measure what its uncertainty means.
 
     pcmepp demo                                        a few minutes on two cores
-    pcmepp demo --steps 200 --size 4000 --out small    less
-    pcmepp demo --steps 10000 --size 400000            more: the numbers get better with training
+    pcmepp demo --steps 200 --size 4000 --out small    faster, less accurate
+    pcmepp demo --steps 10000 --size 400000            slower, more accurate
 
-Training is `pcmepp train` itself, as it runs on a cluster. The same seed gives the same result on the same machine.
+The model is trained by `pcmepp train`, as on a cluster. The same seed gives the same result on the same machine.
 """
 
 import argparse
@@ -23,21 +23,22 @@ from .scenes import fitting
 
 MODEL, BATCH = "PCMEpp-tiny", 128
 HELD_OUT, ZEROSHOT = 1000, 500
+FIGURE = "uncertainty.png"  # docs/images/uncertainty.png is the one of the defaults
 
 
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="pcmepp demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--size", type=_positive, default=40_000, help="pairs to draw for training (40000)")
-    parser.add_argument("--steps", type=_positive, default=800, help=f"of training, with {BATCH} pairs each (800)")
-    parser.add_argument("--seed", type=int, default=0, help="of the scenes, the model and its training (0)")
-    parser.add_argument("--out", type=Path, default=Path("pcmepp-demo"), help="folder for everything (pcmepp-demo)")
+    parser.add_argument("--size", type=_positive, default=40_000, help="number of training pairs to draw (40000)")
+    parser.add_argument("--steps", type=_positive, default=800, help=f"training steps, with {BATCH} pairs each (800)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of scenes, model and training (0)")
+    parser.add_argument("--out", type=Path, default=Path("pcmepp-demo"), help="output folder (pcmepp-demo)")
     args = parser.parse_args(argv)
     if args.size < BATCH:
-        raise ValueError(f"--size {args.size} is less than a batch: draw at least {BATCH} pairs.")
+        raise ValueError(f"--size {args.size} is smaller than a batch: draw at least {BATCH} pairs.")
     if (args.out / "run").exists():
-        raise ValueError(f"{args.out} holds a demo already: remove it, or name another folder by --out.")
+        raise ValueError(f"{args.out} already holds a demo: remove it, or choose another folder with --out.")
     check_folder(args.out, "--out")
     start = time.monotonic()
     shards, held_out = draw(args)
@@ -48,7 +49,7 @@ def main(argv: list[str]) -> None:
 
 
 def draw(args: argparse.Namespace) -> tuple[str, HeldOut]:
-    """Write all data; the pattern of the training shards, and what is held out."""
+    """Write all data. Returns the pattern of the training shards, and the held-out scenes."""
     print(f"1. Drawing {args.size} scenes to train on and {HELD_OUT} held-out ones.", flush=True)
     shards = write_train(args.out / "data" / "train", args.size, args.seed)
     held_out = draw_held_out(HELD_OUT, args.seed)
@@ -58,36 +59,38 @@ def draw(args: argparse.Namespace) -> tuple[str, HeldOut]:
 
 
 def train_flags(args: argparse.Namespace, shards: str) -> list[str]:
-    """Those of `pcmepp train`. What is special about the loss is in the model's config."""
+    """The flags of `pcmepp train`. The settings of the loss are in the model's config."""
     flags = ["--model", MODEL, "--train-data", f"scenes={shards}", "--dataset-type", "webdataset"]
     flags += ["--dataset-resampled", "--train-num-samples", str(args.steps * BATCH), "--epochs", "1"]
     flags += ["--batch-size", str(BATCH), "--lr", "2e-3", "--warmup", str(max(1, args.steps // 10))]
-    flags += ["--beta2", "0.98", "--eps", "1e-6"]  # open_clip's defaults for a ViT, which it knows by its name
-    flags += ["--aug-cfg", "scale=(1.0,1.0)"]  # no crops: the things would be cut, and change their sizes
+    flags += ["--beta2", "0.98", "--eps", "1e-6"]  # open_clip's defaults for a ViT, which it recognises by name
+    flags += ["--aug-cfg", "scale=(1.0,1.0)"]  # no crops: they would cut shapes off and change sizes
     flags += ["--workers", "1", "--precision", "fp32", "--seed", str(args.seed), "--save-every-minutes", "0"]
     return [*flags, "--log-every-n-steps", "100", "--logs", str(args.out), "--name", "run"]
 
 
 def train(args: argparse.Namespace, shards: str) -> Path:
-    """Run `pcmepp train` in a process of its own, as a user would; the checkpoint that it leaves."""
+    """Run `pcmepp train` in a separate process, as a user would. Returns the path of its checkpoint."""
     flags = train_flags(args, shards)
     print(f"\n2. Training: pcmepp train {shlex.join(flags)}", flush=True)
-    # One thread: as fast for so small a model beside its data worker, and the same sums on any number of cores.
+    # One thread is as fast for such a small model, and gives the same sums on any number of cores.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-m", "pcmepp_openclip.train", *flags], env=environment)
     if done.returncode != 0:
-        raise ValueError(f"the training ended with status {done.returncode}: see {args.out / 'run' / 'out.log'}.")
+        raise ValueError(f"training failed with exit code {done.returncode}: see {args.out / 'run' / 'out.log'}.")
     return args.out / "run" / "checkpoints" / "epoch_1.pt"
 
 
 def evaluate(args: argparse.Namespace, checkpoint: Path, held_out: HeldOut) -> dict[str, float]:
-    """Measure, and write demo.json, the report and the exported model."""
+    """Measure, and write demo.json, the figure, the report and the exported model."""
     import open_clip
     import torch
 
     from ..evaluation.datasets import read_captioned
     from ..evaluation.encode import Encoder
     from ..models.export import export_model
+    from ..reports import plots
+    from . import figure
     from .measure import GOALS, Truth, measure
     from .pages import write_report
 
@@ -109,6 +112,7 @@ def evaluate(args: argparse.Namespace, checkpoint: Path, held_out: HeldOut) -> d
     result: dict[str, Any] = {"size": args.size, "steps": args.steps, "seed": args.seed, "numbers": numbers}
     result["reached"] = {target.name: target.reached(numbers[target.name]) for target in GOALS}
     (args.out / "demo.json").write_text(json.dumps(result, indent=2) + "\n")
+    plots.png(figure.draw(held_out, images, texts, truth), args.out / FIGURE, dpi=140)
     write_report(args.out / "report", held_out, images, texts, truth, numbers)
     export_model(model, args.out / "model", MODEL)
     return numbers
@@ -124,6 +128,7 @@ def show(args: argparse.Namespace, numbers: dict[str, float]) -> None:
         print(f"  {value:6.2f}  (target {target.value:g}: {verdict})  {target.words}")
     out, model, data = args.out, args.out / "model", args.out / "data"
     print(f"""
+The figure      {out / FIGURE}
 The report      {out / "report" / "index.html"}
 The numbers     {out / "demo.json"}
 The model       {model}, loaded by open_clip.create_model("local-dir:{model}")

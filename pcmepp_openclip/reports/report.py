@@ -1,9 +1,9 @@
-"""A report: one HTML page that needs nothing but itself, in light and dark, on a screen or a phone.
+"""A report: one self-contained HTML page, in light and dark, for screens and phones.
 
     figure, axes = plots.new(x="step", y="loss")
-    write(Path("out"), "A run", [Section("Loss", "It falls.", plots=[Plot("loss", figure, "of all terms")])])
+    write_report(Path("out"), "A run", [Section("Loss", "It falls.", plots=[Plot("loss", figure, "of all terms")])])
 
-gives out/index.html and out/loss.png. All text is plain text: it is escaped, and a blank line starts a paragraph.
+writes out/index.html and out/loss.png. All text is plain text: it is escaped, and a blank line starts a paragraph.
 """
 
 import base64
@@ -129,7 +129,7 @@ def _picture(picture: Picture) -> str:
     kind = "png" if small else "jpeg"
     image.save(file, kind, **({} if small else {"quality": 85}))
     data = base64.b64encode(file.getvalue()).decode()
-    alt, look = html.escape(picture.caption or "a picture"), ' class="small"' if small else ""
+    alt, look = html.escape(picture.caption or "an image"), ' class="small"' if small else ""
     return f'<figure><img{look} alt="{alt}" src="data:image/{kind};base64,{data}">{_caption(picture.caption)}</figure>'
 
 
