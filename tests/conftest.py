@@ -108,3 +108,16 @@ def trained(tmp_path_factory) -> Path:
     assert cli.main(["data", "count", data]) == 0
     assert train.main(train_flags(data, folder, "run")) == 0
     return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def registries():
+    """What a module registers is gone after it."""
+    from pcmepp_openclip import DISTANCES, LOSSES
+    from pcmepp_openclip.evaluation.tasks import RETRIEVAL_EVALUATORS, ZEROSHOT_EVALUATORS
+
+    before = [(registry, dict(registry)) for registry in (DISTANCES, LOSSES, RETRIEVAL_EVALUATORS, ZEROSHOT_EVALUATORS)]
+    yield
+    for registry, entries in before:
+        registry.clear()
+        registry.update(entries)

@@ -8,21 +8,16 @@ import torch.nn.functional as F
 from helpers import REPO
 from slow import SLOW
 
-from pcmepp_openclip import DISTANCES, LOSSES, Distance, Gaussian
+from pcmepp_openclip import DISTANCES, Distance, Gaussian
 from pcmepp_openclip.distances import get_distance
 
 NAMES = (*DISTANCES, "manhattan")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _manhattan():
+def _manhattan(registries):
     """A distance without factors, registered for these tests alone."""
-    known, terms = dict(DISTANCES), dict(LOSSES)
     runpy.run_path(str(REPO / "tests/support/own_terms.py"))
-    yield
-    for registry, before in ((DISTANCES, known), (LOSSES, terms)):
-        registry.clear()
-        registry.update(before)
 
 
 def gaussians(samples, dims=6, seed=0, dtype=torch.float32):

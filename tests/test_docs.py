@@ -83,7 +83,7 @@ def repos(hub, place):
 
 
 @pytest.mark.parametrize("block", PYTHON, **ids)
-def test_python_examples_run(block, place, repos, monkeypatch, capsys):
+def test_python_examples_run(block, place, repos, registries, monkeypatch, capsys):
     monkeypatch.chdir(place)
     code = compile(block.text, str(block), "exec")
     exec(code, {"__name__": "example"})

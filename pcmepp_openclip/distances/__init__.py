@@ -14,6 +14,7 @@ DISTANCES: dict[str, Distance] = {
     "csd": CSD(),
     "wasserstein": Wasserstein(),
 }
+"""All distances by name: the choices of `pcmepp train --distance`, and the columns of `pcmepp eval`."""
 
 
 def get_distance(name: str) -> Distance:

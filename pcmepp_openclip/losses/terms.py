@@ -29,6 +29,8 @@ LOSSES: dict[str, LossTerm] = {
     "pp": LossTerm(lambda batch: batch.pairs.pseudo_positive, 0.0, "the pseudo-positives, the paper's alpha"),
     "vib": LossTerm(lambda batch: vib(batch.images) + vib(batch.texts), 1e-6, "the VIB, the paper's beta"),
 }
+"""All terms of the loss by name. Each has a key `NAME_weight` in `pcmepp_cfg` and a flag `--NAME-weight`."""
+
 WEIGHT = "_weight"  # what follows the name of a term in a config, and "-weight" in a flag
 
 
