@@ -16,10 +16,10 @@ launcher.expect_ctrl_c()
 if not launcher.starting():  # `python -m pcmepp_openclip` hands over to another Python: spare it the imports
     from pathlib import Path
 
-    from . import host
     from .config import PCMEppCfg
     from .distances.csd import csd
     from .gaussian import Gaussian
+    from .host.registration import register
     from .losses.matching import matching_logits, matching_loss
     from .losses.pcmepp import PCMEppLoss, create_loss
     from .losses.pseudo_positives import pseudo_positive_targets
@@ -29,7 +29,7 @@ if not launcher.starting():  # `python -m pcmepp_openclip` hands over to another
 
     _installed = Path(__file__).parent / "model_configs"
     MODEL_CONFIGS = _installed if _installed.is_dir() else Path(__file__).parent.parent / "model_configs"
-    host.register(PCMEppCLIP, create_loss, reconcile_state_dict, MODEL_CONFIGS)
+    register(PCMEppCLIP, create_loss, reconcile_state_dict, MODEL_CONFIGS)
 
     __all__ = [
         "MODEL_CONFIGS",

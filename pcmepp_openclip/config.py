@@ -1,10 +1,11 @@
 """`pcmepp_cfg`: the one block of a model's JSON config that says what is probabilistic about it."""
 
 import dataclasses
-import difflib
 import math
 from dataclasses import dataclass
 from typing import Any
+
+from .system.text import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,7 @@ class PCMEppCfg:
         fields = {field.name: field for field in dataclasses.fields(cls)}
         for key in block:
             if key not in fields:
-                close = difflib.get_close_matches(str(key), fields, n=1)
-                hint = f"did you mean '{close[0]}'?" if close else f"known keys: {', '.join(fields)}."
+                hint = did_you_mean(str(key), fields, otherwise=f"known keys: {', '.join(fields)}.")
                 raise ValueError(f"pcmepp_cfg has an unknown key {str(key)[:60]!r}; {hint}")
         for key in ("head_layers", "init_logvar_bias"):
             if key not in block:

@@ -169,7 +169,7 @@ HUGE = 10**9
 BAD = {
     "unknown key": (["model_cfg", "backdoor"], 1, "model_cfg has an unknown key 'backdoor'"),
     "unknown at the top": (["extra"], {}, "it has an unknown key 'extra'"),
-    "unknown in vision": (["model_cfg", "vision_cfg", "layer"], 4, "unknown key 'layer'; meant 'layers'"),
+    "unknown in vision": (["model_cfg", "vision_cfg", "layer"], 4, "unknown key 'layer'; did you mean 'layers'"),
     "unknown in text": (["model_cfg", "text_cfg", "x"], 4, "text_cfg has an unknown key"),
     "unknown in pcmepp": (["model_cfg", "pcmepp_cfg", "head_layer"], 4, "did you mean 'head_layers'"),
     "wide": (["model_cfg", "vision_cfg", "width"], HUGE, "width must be a whole number from 1 to"),

@@ -18,6 +18,8 @@ import torch
 from open_clip_train.distributed import world_info_from_env  # noqa: F401  for `train`
 from torch import nn
 
+from .weights import plain_names
+
 stock_parse_args = open_clip_train.params.parse_args
 stock_train_one_epoch = open_clip_train.train.train_one_epoch
 stock_evaluate = open_clip_train.train.evaluate
@@ -130,8 +132,3 @@ def innermost(model: nn.Module) -> nn.Module:
     for wrapper in ("_orig_mod", "module"):
         model = getattr(model, wrapper, model)
     return model
-
-
-def plain_names(state_dict: dict) -> dict:
-    """A state dict without the `module.` of DDP."""
-    return {name.removeprefix("module."): value for name, value in state_dict.items()}

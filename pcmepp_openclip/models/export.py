@@ -18,12 +18,10 @@ from typing import Any
 import open_clip
 from torch import Tensor, nn
 
-from .. import host
+from ..host.repos import CONFIG_FILE, OWN_TOKENIZER, WEIGHTS_FILE
 from ..system import files
 from .pcmepp import PCMEppCLIP
 
-WEIGHTS = "open_clip_model.safetensors"
-CONFIG = "open_clip_config.json"
 CARD = "README.md"
 PREPROCESSING = ("mean", "std", "interpolation", "resize_mode", "fill_color")  # the size is the model's own
 
@@ -69,10 +67,10 @@ def write_folder(
     config = json.loads(json.dumps(config))
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-        config["model_cfg"]["text_cfg"]["hf_tokenizer_name"] = host.OWN_TOKENIZER  # not where it once came from
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        config["model_cfg"]["text_cfg"]["hf_tokenizer_name"] = OWN_TOKENIZER  # not where it once came from
+    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     weights = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    files.save_tensors(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    files.save_tensors(weights, folder / WEIGHTS_FILE, metadata={"format": "pt"})
     if card is not None:
         (folder / CARD).write_text(card, encoding="utf-8")
     return folder

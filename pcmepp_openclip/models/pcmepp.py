@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import host
 from ..config import PCMEppCfg
 from ..gaussian import Gaussian
+from ..host import towers as host
 from ..precision import full_precision
 from .towers import pool_last_block, run_blocks
 

@@ -10,7 +10,6 @@ does in open_clip. A run for a CPU, in seconds:
 """
 
 import argparse
-import difflib
 import functools
 import logging
 import multiprocessing
@@ -27,8 +26,10 @@ from ..host import training
 from ..host.data import bounded
 from ..runs import record
 from ..system import files
+from ..system.processes import end_children
+from ..system.text import did_you_mean
 from . import push
-from .coordination import EXIT_STOPPED, Stopped, end_children
+from .coordination import EXIT_STOPPED, Stopped
 from .dry_run import dry_run
 from .hooks import TrainingHooks
 from .validation import evaluate
@@ -216,9 +217,8 @@ def merged_cfg(args: argparse.Namespace) -> dict | None:
     """The model config's `pcmepp_cfg` with the flags' values in it, or None for a plain model."""
     config = open_clip.get_model_config(args.model)
     if config is None and ":" not in args.model:
-        close = difflib.get_close_matches(args.model, open_clip.list_models(), n=3)
-        meant = f"meant {' or '.join(close)}?" if close else "`open_clip.list_models()` lists those there are."
-        raise ValueError(f"--model {args.model}: there is no such model; {meant}")
+        hint = did_you_mean(args.model, open_clip.list_models(), "`open_clip.list_models()` lists the models.", count=3)
+        raise ValueError(f"--model {args.model}: there is no such model; {hint}")
     block = (config or {}).get("pcmepp_cfg")
     given = {key: value for key, _ in OVERRIDES.values() if (value := getattr(args, key)) is not None}
     flags = [flag for flag, (key, _) in OVERRIDES.items() if key in given]

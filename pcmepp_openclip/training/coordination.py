@@ -9,15 +9,11 @@ rank was killed.
 """
 
 import contextlib
-import ctypes
-import multiprocessing
 import os
 import signal
 import socket
-import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,101 +21,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..system.processes import STOP_SIGNALS
+
 EXIT_STOPPED = 75  # what the launch scripts know as: saved, start me again
-SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 SAME_REQUEST = 3.0  # seconds within which a signal is the first one again: Slurm and torchrun both send it
 AGREE_SECONDS = 2.0  # about how often the ranks ask each other
 START_UP = timedelta(hours=1)  # for building, resuming, compiling and evaluating
 ALL_WAIT = timedelta(seconds=20)  # for all ranks to find that they wait for data
 TRY_AGAIN = 60.0  # seconds until a save that failed is tried again
 LEAVE_SECONDS = 10.0  # for the main thread to hear of Ctrl-C, which it does not within a collective
-LAST_SECONDS = 20.0  # for a process that has nothing left to do
-_PR_SET_PDEATHSIG = 1
 
 _set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout  # torch < 2.15
-
-
-_starting_workers = False  # whether a child that is forked now belongs to this process alone
-_parent = 0
-
-
-@contextlib.contextmanager
-def signals_blocked() -> Iterator[None]:
-    """Processes that are started meanwhile never see the signals: a job's TERM or Ctrl-C must not kill a rank's data
-    workers before the rank has stopped. They die with this process, and by `end_children`. What comes in meanwhile is
-    noted by the thread of `RankCoordinator`."""
-    global _starting_workers
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*SIGNALS, signal.SIGINT})
-    outer, _starting_workers = _starting_workers, True
-    try:
-        yield
-    finally:
-        _starting_workers = outer
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _before_fork() -> None:
-    global _parent
-    # The system's word is of the thread that forks: for one that ends before the process it would come too early.
-    mine = _starting_workers and threading.current_thread() is threading.main_thread()
-    _parent = os.getpid() if mine else 0
-
-
-def _die_with_parent() -> None:
-    """In a new child: the system kills it when its parent dies, even if it is stopped or spins."""
-    global _starting_workers
-    _starting_workers = False
-    if _parent and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != _parent:  # it died meanwhile
-            os._exit(1)
-
-
-os.register_at_fork(before=_before_fork, after_in_child=_die_with_parent)
-
-
-def end_children(spared: Iterable[Any] = ()) -> None:
-    """Kill the processes that `multiprocessing` has started here and what those have started, but not the `spared`.
-
-    By SIGKILL: data workers do not hear TERM, and one that is stopped or stuck would not obey anything else."""
-    kept = {child.pid for child in spared}
-    children = [child for child in multiprocessing.active_children() if child.pid not in kept]
-    if not children:
-        return
-    # torch's own handler would raise an error for each of them
-    before = signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
-    try:
-        for child in children:
-            grandchildren = _descendants(child.pid)
-            child.kill()
-            for pid in grandchildren:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
-        for child in children:
-            child.join(LAST_SECONDS)
-    finally:
-        signal.signal(signal.SIGCHLD, before)
-
-
-def _descendants(pid: int | None) -> list[int]:
-    """The commands that a data worker reads from, on Linux."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            for child in map(int, task.read_text().split()):
-                found += [child, *_descendants(child)]
-    return found
-
-
-def leave_soon(code: int) -> None:
-    """The last call of a process: what still hangs after a while (a thread in a library, a lock of a dead worker) does
-    not keep it from ending."""
-
-    def end() -> None:
-        time.sleep(LAST_SECONDS)
-        os._exit(code)
-
-    threading.Thread(target=end, daemon=True).start()
 
 
 class Stopped(Exception):
@@ -150,7 +62,7 @@ class RankCoordinator:
         """Take note of signals in a thread: Python's own handlers wait while a collective does."""
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
-        for number in SIGNALS:
+        for number in STOP_SIGNALS:
             signal.signal(number, lambda _number, _frame: None)
         signal.set_wakeup_fd(writer)
         threading.Thread(target=self._note, args=(reader,), daemon=True).start()
@@ -160,7 +72,7 @@ class RankCoordinator:
             number = os.read(reader, 1)[0]
             if number == signal.SIGINT:
                 threading.Thread(target=self._leave_anyway, daemon=True).start()
-            if number not in SIGNALS:
+            if number not in STOP_SIGNALS:
                 continue
             if self.first_signal is None:
                 self.first_signal = time.monotonic()

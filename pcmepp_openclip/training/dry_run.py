@@ -8,7 +8,8 @@ from typing import Any
 
 import open_clip
 
-from .. import data, host
+from .. import data
+from ..host import weights
 from ..models import state_dict
 from ..runs import checkpoints
 
@@ -92,7 +93,7 @@ def _start(args: Any, model: Any) -> str:
     if Path(args.pretrained).is_file():
         if args.pcmepp_cfg is not None:
             try:
-                state_dict.reconcile_state_dict(model, host.read_state_dict(args.pretrained))
+                state_dict.reconcile_state_dict(model, weights.read_state_dict(args.pretrained))
             except ValueError as error:
                 raise ValueError(f"--pretrained {args.pretrained}: {error}") from error
         return f"from the file {args.pretrained}"

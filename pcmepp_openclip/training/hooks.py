@@ -19,10 +19,12 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from ..host import training
+from ..host.weights import plain_names
 from ..runs import checkpoints, record, rng
 from ..runs.lock import FolderInUse, FolderLock
 from ..system.errors import RunFailed
-from .coordination import START_UP, RankCoordinator, Stopped, signals_blocked
+from ..system.processes import signals_blocked
+from .coordination import START_UP, RankCoordinator, Stopped
 from .monitor import Monitor, last_checkpoint, progress_bar
 from .push import Pusher
 from .waits import StopAsked, TooLong, Waiter
@@ -111,7 +113,7 @@ class TrainingHooks:
         local = Path(path).is_file()
         checkpoint = checkpoints.load(Path(path)) if local else training.stock_pt_load(path, map_location)
         if "state_dict" in checkpoint:
-            checkpoint["state_dict"] = training.plain_names(checkpoint["state_dict"])
+            checkpoint["state_dict"] = plain_names(checkpoint["state_dict"])
             self.resumed = checkpoint.get("training")
             self.resumed_from = Path(path)
             self.about = checkpoint.get("about") or {}

@@ -10,7 +10,6 @@ import contextlib
 import json
 import logging
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -19,13 +18,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..hub import upload
+from ..hub import queue, upload
 from ..hub.errors import PermanentHubError, TransientHubError
-from .coordination import signals_blocked
+from ..system.processes import signals_blocked
 
 AT_END = 3600.0  # seconds that the last push may take when a run is through
 ON_STOP = 45.0  # the same where the run was asked to stop, and may be killed soon
-QUEUE, STAGING = "hub-queue", ".hub-"  # in the run folder: links to checkpoints; prefix of folders being made
 FIRST_WORD = 15.0  # seconds that the check before the first step waits for the Hub
 
 
@@ -85,10 +83,6 @@ class Pusher:
         return Path(self.args.logs) / self.args.name
 
     @property
-    def queue(self) -> Path:
-        return self.run / QUEUE
-
-    @property
     def by_hand(self) -> str:
         assert self.target is not None
         return f"`pcmepp push {self.run} {' '.join(self.target.words)}`"
@@ -97,7 +91,7 @@ class Pusher:
         """Once, when the run folder is known."""
         if self.target is None or self.process is not None:
             return
-        self._clear()  # what a run that was killed has left
+        queue.clear(self.run)  # what a run that was killed has left
         command = [sys.executable, "-m", "pcmepp_openclip.hub.worker"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         with signals_blocked():
@@ -118,14 +112,7 @@ class Pusher:
         if self.target is None:
             return
         self.start()
-        staged = self.queue / f"{step}.pt"
-        try:
-            self.queue.mkdir(exist_ok=True)
-            staged.unlink(missing_ok=True)
-            os.link(checkpoint, staged)
-        except OSError:  # a file system without links: it is pushed if it is still there when its turn comes
-            staged = checkpoint
-        self.held = staged, step
+        self.held = queue.add(self.run, checkpoint, step), step
         self.offered = step
         if not hold:
             self.release()
@@ -159,11 +146,7 @@ class Pusher:
             logging.info("Hub: %s holds the last checkpoint, step %d.", self.target.repo_id, self.offered)
         else:
             logging.warning("Hub: the last checkpoint is not on the Hub yet: run %s.", self.by_hand)
-        self._clear()
-
-    def _clear(self) -> None:
-        for place in (self.queue, *self.run.glob(f"{STAGING}*")):
-            shutil.rmtree(place, ignore_errors=True)
+        queue.clear(self.run)
 
     def _arrived(self) -> bool:
         for _ in range(20):  # the word of it may still be on its way through the thread
