@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import time
-from argparse import Namespace
 from pathlib import Path
 
 import open_clip
@@ -16,6 +15,7 @@ from huggingface_hub import ModelCard
 from ranks import Ranks
 
 from pcmepp_openclip import cli
+from pcmepp_openclip.hub.upload import HubTarget
 from pcmepp_openclip.runs import checkpoints
 from pcmepp_openclip.training import command as train
 from pcmepp_openclip.training.push import Pusher
@@ -116,12 +116,10 @@ def test_a_run_keeps_its_repo_up_to_date(guarded, ranks, flags, tmp_path):
 
 
 def test_a_checkpoint_that_is_deleted_while_it_waits(guarded, trained, tmp_path):
-    args = Namespace(rank=0, logs=str(tmp_path), name="run", push_to_hub="me/waiting", hub_private=False)
-    args.hub_branch, args.hub_tag, args.hub_license = None, False, "mit"
     checkpoint = tmp_path / "run" / "epoch_2.pt"
     checkpoint.parent.mkdir()
     shutil.copy(trained / "checkpoints/epoch_2.pt", checkpoint)
-    pusher = Pusher(args)
+    pusher = Pusher(HubTarget("me/waiting"), tmp_path / "run")
     pusher.offer(checkpoint, 8, hold=True)
     checkpoint.unlink()
     assert pusher.held is not None  # until its validation is done

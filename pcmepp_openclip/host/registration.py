@@ -12,8 +12,10 @@ from torch import nn
 
 from ..system.digest import Damaged, verified
 from ..system.text import did_you_mean
-from . import repos
+from . import repos, seams
 from .weights import reason
+
+LEDGER = seams.Ledger()  # of the replacements, which last as long as the process
 
 PREFIX = "PCMEpp"
 RELEASED = "SanghyukChun/PCMEPP-ViT-B-16-CC3M-12M-RedCaps"
@@ -48,17 +50,6 @@ def register(
     released["cc3m_cc12m_redcaps"] = {"hf_hub": f"{RELEASED}/model.safetensors"}
     released["cc3m_cc12m_redcaps_256m"] = {"hf_hub": f"{RELEASED}-256M/model.safetensors"}
 
-    factory.CLIP = _dispatcher(factory.CLIP, model_class)
-    factory.CustomTextCLIP = _dispatcher(factory.CustomTextCLIP, None)
-    factory.CoCa = _dispatcher(factory.CoCa, None)
-    factory.get_model_config = _wrap(factory.get_model_config, _named_config)
-    factory.parse_model_name = _wrap(factory.parse_model_name, repos.parse_model_name)
-    factory._get_hf_config = _wrap(factory._get_hf_config, repos.get_config)
-    factory.download_pretrained_from_hf = _wrap(factory.download_pretrained_from_hf, repos.get_weights)
-    factory._find_checkpoint_in_dir = _wrap(factory._find_checkpoint_in_dir, repos.find_weights)
-    factory.get_tokenizer = open_clip.get_tokenizer = _wrap(factory.get_tokenizer, repos.get_tokenizer)
-    factory.HFTokenizer = _wrap(factory.HFTokenizer, repos.hf_tokenizer)
-
     def loss_of(stock: Callable, args: Any) -> nn.Module:
         block = getattr(args, "pcmepp_cfg", None) or (factory.get_model_config(args.model) or {}).get("pcmepp_cfg")
         return stock(args) if block is None else create_loss(args, block)
@@ -70,34 +61,57 @@ def register(
     def load(stock: Callable, model: nn.Module, checkpoint_path: str, *args: Any, **kwargs: Any) -> Any:
         if isinstance(checkpoint_path, repos.Missing):
             raise RuntimeError(f"Cannot load {checkpoint_path}: {checkpoint_path.reason}.")
-        try:
+        if not isinstance(model, model_class):
             return stock(model, checkpoint_path, *args, **kwargs)
+        before = LEDGER.calls.copy()
+        try:
+            loaded = stock(model, checkpoint_path, *args, **kwargs)
+        except Damaged:
+            raise
         except Exception as error:
-            if not isinstance(model, model_class) or isinstance(error, Damaged):
-                raise
             raise RuntimeError(f"Cannot load {checkpoint_path}: {reason(error)}") from error
+        LEDGER.expect(*(seam for seam in seams.LIBRARY if seam.caller.endswith(".load_checkpoint")), since=before)
+        return loaded
 
     def read(stock: Callable, checkpoint_path: str, *args: Any, **kwargs: Any) -> Any:
         with verified(Path(checkpoint_path)):
             return stock(checkpoint_path, *args, **kwargs)
 
-    factory.load_state_dict = _wrap(factory.load_state_dict, read)
-    factory.create_loss = open_clip.create_loss = _wrap(factory.create_loss, loss_of)
-    factory.convert_state_dict = _wrap(factory.convert_state_dict, convert)
-    factory.load_checkpoint = open_clip.load_checkpoint = _wrap(factory.load_checkpoint, load)
+    ours: dict[str, Callable] = {  # each is called with the stock function in front of the arguments
+        "get_model_config": _named_config,
+        "parse_model_name": repos.parse_model_name,
+        "_get_hf_config": repos.get_config,
+        "download_pretrained_from_hf": repos.get_weights,
+        "_find_checkpoint_in_dir": repos.find_weights,
+        "get_tokenizer": repos.get_tokenizer,
+        "HFTokenizer": repos.hf_tokenizer,
+        "load_state_dict": read,
+        "load_checkpoint": load,
+        "convert_state_dict": convert,
+        "create_loss": loss_of,
+    }
+    classes = {"CLIP": model_class, "CustomTextCLIP": None, "CoCa": None}
+    assert ours.keys() | classes.keys() == {seam.name for seam in seams.LIBRARY}
+    replacements: dict[str, Any] = {}
+    for seam in seams.LIBRARY:
+        if seam.name not in replacements:  # one object for `open_clip.factory.x` and `open_clip.x`
+            stock = seam.find()
+            replacements[seam.name] = (
+                _dispatcher(seam, classes[seam.name])
+                if seam.name in classes
+                else LEDGER.noting(seam, functools.partial(ours[seam.name], stock))
+            )
+        seam.replace(replacements[seam.name])
     factory._pcmepp_registered = True
 
 
-def _wrap(stock: Callable, ours: Callable) -> Callable:
-    """`ours`, called with the stock function in front of its arguments, under the stock function's name."""
-    return functools.wraps(stock)(functools.partial(ours, stock))
-
-
-def _dispatcher(stock: type, model_class: type | None) -> type:
+def _dispatcher(seam: seams.Seam, model_class: type | None) -> type:
     """A stand-in for a model class of open_clip's factory, which only builds: instances are never its own."""
+    stock = seam.find()
 
     class Dispatch(type):
         def __call__(cls, *args: Any, **kwargs: Any) -> nn.Module:
+            LEDGER.enter(seam)
             if "pcmepp_cfg" not in kwargs:
                 return stock(*args, **kwargs)
             if model_class is None:

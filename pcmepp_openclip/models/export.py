@@ -19,11 +19,11 @@ import open_clip
 from torch import Tensor, nn
 
 from ..host.repos import CONFIG_FILE, OWN_TOKENIZER, WEIGHTS_FILE
+from ..host.towers import config_as_built
 from ..system import files
 from .pcmepp import PCMEppCLIP
 
 CARD = "README.md"
-PREPROCESSING = ("mean", "std", "interpolation", "resize_mode", "fill_color")  # the size is the model's own
 
 
 def export_model(
@@ -45,18 +45,9 @@ def model_config_of(model: nn.Module, config: str | dict) -> dict:
     if found is None:
         raise ValueError(f"There is no model config '{config}': see open_clip.list_models().")
     model_cfg = json.loads(json.dumps(found))
-    inner: Any = model
-    if isinstance(inner, PCMEppCLIP):
-        model_cfg["pcmepp_cfg"] = dataclasses.asdict(inner.pcmepp_cfg)
-    if getattr(inner, "logit_bias", None) is not None:
-        model_cfg.setdefault("init_logit_bias", -10.0)  # that there is one; its value is among the weights
-    if "hf_model_name" not in model_cfg["text_cfg"] and "multimodal_cfg" not in model_cfg:  # theirs mean another length
-        model_cfg["text_cfg"]["context_length"] = inner.context_length
-    size = inner.visual.image_size
-    height, width = size if isinstance(size, (tuple, list)) else (size, size)
-    model_cfg["vision_cfg"]["image_size"] = height if height == width else [height, width]
-    preprocess_cfg = {name: inner.visual.preprocess_cfg[name] for name in PREPROCESSING}
-    return {"model_cfg": model_cfg, "preprocess_cfg": preprocess_cfg}
+    if isinstance(model, PCMEppCLIP):
+        model_cfg["pcmepp_cfg"] = dataclasses.asdict(model.pcmepp_cfg)
+    return config_as_built(model, model_cfg)
 
 
 def write_folder(

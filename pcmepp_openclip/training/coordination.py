@@ -42,19 +42,29 @@ class RankCoordinator:
     """The wishes of all ranks.
 
     Arguments:
-        args: open_clip's arguments, with `save_every_minutes` and `rank_timeout_minutes`.
+        folder: the run folder.
+        save_every_minutes: how often all ranks are asked to save; 0 for never.
+        timeout_minutes: how long a rank may take for a step before the others give up.
     """
 
-    def __init__(self, args: Any):
-        self.args = args
-        self.folder: Path = Path(args.logs) / args.name
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        world_size: int,
+        distributed: bool,
+        save_every_minutes: float,
+        timeout_minutes: float,
+    ):
+        self.folder, self.rank, self.world_size = folder, rank, world_size
+        self.save_every_minutes, self.timeout = save_every_minutes, timedelta(minutes=timeout_minutes)
         self.first_signal: float | None = None
         self.saved_at = time.monotonic()
         self.asked_at = time.monotonic()
         self.interval = self.countdown = 1
         self.wants_stop = False
         self.leaving = False  # the main thread has heard that the run ends
-        self.group: Any = dist.new_group(backend="gloo", timeout=START_UP) if args.distributed else None
+        self.group: Any = dist.new_group(backend="gloo", timeout=START_UP) if distributed else None
         self._ranks = self.gather((socket.gethostname(), os.getpid()))
         self._listen()
 
@@ -80,7 +90,7 @@ class RankCoordinator:
                 os._exit(128 + number)
 
     def _leave_anyway(self) -> None:
-        """Behind Ctrl-C: a main thread that waits for a rank that is gone does not hear of it."""
+        """After Ctrl-C: a main thread that waits for a rank that is gone does not hear of it."""
         time.sleep(LEAVE_SECONDS)
         if not self.leaving:
             os._exit(128 + signal.SIGINT)
@@ -104,13 +114,13 @@ class RankCoordinator:
         return self.folder / "stop"
 
     def after_step(self) -> tuple[bool, bool]:
-        """(stop, save), the same on every rank. To be called by all of them behind every step."""
+        """(stop, save), the same on every rank. To be called by all of them after every step."""
         self.countdown -= 1
         if self.countdown > 0:
             return False, False
         now = time.monotonic()
-        lead = self.args.rank == 0
-        minutes = self.args.save_every_minutes
+        lead = self.rank == 0
+        minutes = self.save_every_minutes
         stop = self.first_signal is not None or (lead and self.stop_file.exists())
         save = lead and minutes > 0 and now - self.saved_at >= 60 * minutes
         steps = round(self.interval * AGREE_SECONDS / max(now - self.asked_at, 1e-3)) if lead else 0
@@ -124,7 +134,7 @@ class RankCoordinator:
 
     def saved(self, well: bool = True) -> None:
         """What was not saved well is tried again in a minute."""
-        minutes = self.args.save_every_minutes
+        minutes = self.save_every_minutes
         self.saved_at = time.monotonic() - (0 if well else max(0, 60 * minutes - TRY_AGAIN))
 
     def all_wait(self) -> bool:
@@ -143,20 +153,20 @@ class RankCoordinator:
         """`item` of every rank, on every rank."""
         if self.group is None:
             return [item]
-        items = [None] * self.args.world_size
+        items = [None] * self.world_size
         dist.all_gather_object(items, item, group=self.group)
         return items
 
     def expect_steps(self, running: bool) -> None:
         """Tight time-outs while steps run, generous ones around them, so that a rank that stalls ends the job."""
         if self.group is not None:
-            limit = timedelta(minutes=self.args.rank_timeout_minutes) if running else START_UP
+            limit = self.timeout if running else START_UP
             for group in (self.group, dist.group.WORLD):
                 _set_timeout(limit, group)
 
     def mark(self, name: str, text: str) -> None:
         """A file in the run folder that tells the launch scripts how the run ended: `done` or `stopped`."""
-        if self.args.rank == 0:
+        if self.rank == 0:
             for other in {"done", "stopped"} - {name}:
                 (self.folder / other).unlink(missing_ok=True)
             temporary = self.folder / f".{name}.tmp"  # a file that is there but empty, on a full disk, would be a lie

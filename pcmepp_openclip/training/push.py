@@ -24,7 +24,7 @@ from ..system.processes import signals_blocked
 
 AT_END = 3600.0  # seconds that the last push may take when a run is through
 ON_STOP = 45.0  # the same where the run was asked to stop, and may be killed soon
-FIRST_WORD = 15.0  # seconds that the check before the first step waits for the Hub
+CHECK_TIMEOUT_S = 15.0  # for the Hub to answer the check before the first step
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,21 +36,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--hub-license", metavar="ID", default="mit", help="for the model card (default: mit)")
 
 
-def target_of(args: Any) -> upload.HubTarget | None:
-    if args.push_to_hub is None:
+def target_of(flags: argparse.Namespace, logs: str) -> upload.HubTarget | None:
+    """The repo that the flags of `add_arguments` name, or None; ValueError without a run folder."""
+    if flags.push_to_hub is None:
         return None
-    if not args.logs or args.logs.lower() == "none":
+    if not logs or logs.lower() == "none":
         raise ValueError("--push-to-hub pushes the checkpoints of the run: give it a folder by --logs.")
-    return upload.HubTarget(args.push_to_hub, private=args.hub_private, branch=args.hub_branch)
+    return upload.HubTarget(flags.push_to_hub, private=flags.hub_private, branch=flags.hub_branch)
 
 
-def check_hub_flags(args: Any) -> None:
+def check_access(target: upload.HubTarget | None) -> None:
     """Before the first step: may this token write there? ValueError if not; a Hub out of reach is only said."""
-    target = target_of(args)
-    if target is None or args.dry_run:
+    if target is None:
         return
     try:
-        upload.check_access(target, silence=FIRST_WORD)
+        upload.check_access(target, silence=CHECK_TIMEOUT_S)
     except PermanentHubError as error:
         raise ValueError(f"--push-to-hub: {error}") from None
     except TransientHubError as passing:
@@ -62,15 +62,16 @@ def check_hub_flags(args: Any) -> None:
 
 
 class Pusher:
-    """The training process's side. Of no effect without --push-to-hub and on other ranks than 0.
+    """The training process's side. Of no effect without a target, as on other ranks than 0.
 
     Arguments:
-        args: open_clip's arguments and ours; the run folder is known once `start` is called.
+        run: the run folder.
+        license: of the model card.
+        tag: whether every pushed checkpoint is tagged.
     """
 
-    def __init__(self, args: Any):
-        self.args = args
-        self.target = target_of(args) if args.rank == 0 else None
+    def __init__(self, target: upload.HubTarget | None, run: Path, license: str = "mit", tag: bool = False):
+        self.target, self.run, self.license, self.tag = target, run, license, tag
         self.process: subprocess.Popen | None = None
         self.held: tuple[Path, int] | None = None
         self.offered: int | None = None  # the step of the last checkpoint that was handed over
@@ -79,16 +80,12 @@ class Pusher:
         self.finishing = False
 
     @property
-    def run(self) -> Path:
-        return Path(self.args.logs) / self.args.name
-
-    @property
     def by_hand(self) -> str:
         assert self.target is not None
         return f"`pcmepp push {self.run} {' '.join(self.target.words)}`"
 
     def start(self) -> None:
-        """Once, when the run folder is known."""
+        """Start the process, once."""
         if self.target is None or self.process is not None:
             return
         queue.clear(self.run)  # what a run that was killed has left
@@ -104,7 +101,7 @@ class Pusher:
                 start_new_session=True,  # Ctrl-C ends the run, which then ends it
             )
         target = {"repo_id": self.target.repo_id, "private": self.target.private, "branch": self.target.branch}
-        self._tell(target=target, run=str(self.run), license=self.args.hub_license, tag=self.args.hub_tag)
+        self._tell(target=target, run=str(self.run), license=self.license, tag=self.tag)
         threading.Thread(target=self._listen, args=(self.process,), daemon=True).start()
 
     def offer(self, checkpoint: Path, step: int, hold: bool = False) -> None:
