@@ -256,7 +256,7 @@ def test_flags_of_the_optimizer_that_are_changed_on_resume_count(ranks, flags, t
     kept = {name: about["hyperparameters"][name] for name in ("wd", "beta1", "lr", "init_match_scale")}
     assert kept == {"wd": 0.05, "beta1": 0.8, "lr": 2e-3, "init_match_scale": 5}
     assert about["changes"][0]["step"] == 1 and about["changes"][0]["wd"] == [0.2, 0.05]
-    assert "Resuming at step 1, these are others than before: beta1 0.8 (was 0.9)" in log
+    assert "Resuming at step 1, these have changed: beta1 0.8 (was 0.9)" in log
     assert "have no effect, since the weights are those of the checkpoint: init_match_scale 7.0 (was 5.0)" in log
 
 
@@ -303,7 +303,7 @@ def test_thirty_kills(ranks, flags, tmp_path):
     dice = random.Random(0)
     argv = flags("--epochs", "8", "--save-every-minutes", "0.01", "--delete-previous-checkpoint")
     run, kills, best = tmp_path / "run", 0, (0, 0)
-    while True:
+    for _ in range(60):  # starts: one for each kill, and for each time that the run ended before its kill
         pids = ranks.start(2, argv)
         if kills < 30:
             time.sleep(dice.uniform(0.5, 4.0))
@@ -324,6 +324,7 @@ def test_thirty_kills(ranks, flags, tmp_path):
             for path in (run / "checkpoints").iterdir():  # it got through: again from the start
                 path.unlink()
             best = (0, 0)
+    assert kills == 30 and codes == [0, 0]
     assert (run / "done").read_text() == f"{8 * 128} samples\n"
     assert torch.load(run / "checkpoints/epoch_8.pt", weights_only=True)["training"]["samples_seen"] == 8 * 128
     assert [path.name for path in (run / "checkpoints").glob("*.pt")] == ["epoch_8.pt"]

@@ -24,7 +24,6 @@ PARTS = (  # attributes of a CLIP that are used here and in `models`
     *("transformer.resblocks", "transformer.grad_checkpointing", "transformer.width", "transformer.get_cast_dtype"),
     *("token_embedding", "positional_embedding", "ln_final", "text_projection"),
     *("attn_mask", "text_pool_type", "text_eos_id", "context_length", "logit_scale", "logit_bias", "output_dict"),
-    *("forward_intermediates", "lock_image_tower", "lock_text_tower", "set_grad_checkpointing"),
 )
 PREPROCESSING = ("mean", "std", "interpolation", "resize_mode", "fill_color")  # the size is the model's own
 BLOCK_PARTS = ("attn", "ln_1", "ls_1", "ln_2", "ls_2", "mlp")  # of each of its blocks

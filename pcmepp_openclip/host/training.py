@@ -154,9 +154,15 @@ class _Main:
         if self.args.pcmepp_cfg is not None and model_name == self.args.model:
             kwargs["pcmepp_cfg"] = self.args.pcmepp_cfg
         before = registration.LEDGER.calls.copy()
-        model, for_training, for_validation = open_clip.create_model_and_transforms(model_name, *args, **kwargs)
+        try:
+            model, for_training, for_validation = open_clip.create_model_and_transforms(model_name, *args, **kwargs)
+        except TypeError:  # for a class that does not know `pcmepp_cfg`: it was not ours
+            if "pcmepp_cfg" in kwargs:
+                registration.LEDGER.expect(*(x for x in seams.LIBRARY if x.name == "CLIP"), since=before)
+            raise
         pretrained = args[0] if args else kwargs.get("pretrained")
-        registration.LEDGER.expect(*_library_seams(model_name, model, pretrained), since=before)
+        for seam, times in _library_seams(model_name, model, pretrained):
+            registration.LEDGER.expect(seam, since=before, times=times)
         return model, for_training, bounded(for_validation)
 
     def pt_load(self, path: str, map_location: Any = None) -> dict:
@@ -197,18 +203,18 @@ class _Main:
         return self.hooks.validate(call)
 
 
-def _library_seams(model_name: str, model: nn.Module, pretrained: str | None) -> list[seams.Seam]:
-    """What `create_model` enters for such a model."""
+def _library_seams(model_name: str, model: nn.Module, pretrained: str | None) -> list[tuple[seams.Seam, int]]:
+    """What `create_model` enters for such a model, and how often."""
     schema, colon, rest = model_name.partition(":")
-    names = {"parse_model_name"}
+    times = {"parse_model_name": 1}
     if not colon:
-        names |= {"get_model_config"} | ({"load_checkpoint"} if pretrained else set())
+        times |= {"get_model_config": 1} | ({"load_checkpoint": 1} if pretrained else {})
     elif schema == "hf-hub":
-        names |= {"_get_hf_config", "download_pretrained_from_hf"}
+        times |= {"_get_hf_config": 1, "download_pretrained_from_hf": 2}  # for the config and for the weights
     elif (Path(rest) / registration.repos.CONFIG_FILE).is_file():
-        names |= {"_find_checkpoint_in_dir"}
+        times |= {"_find_checkpoint_in_dir": 1}
     for kind in ("CoCa", "CustomTextCLIP", "CLIP"):
         if isinstance(model, getattr(open_clip, kind)):
-            names.add(kind)
+            times[kind] = 1
             break
-    return [seam for seam in seams.LIBRARY if seam.caller and seam.name in names]
+    return [(seam, times[seam.name]) for seam in seams.LIBRARY if seam.caller and seam.name in times]
