@@ -7,39 +7,39 @@
 >>> texts.uncertainty, pcmepp_openclip.csd(images, texts)
 """
 
+from pathlib import Path
+
 from .system import launcher
 
 __version__ = "0.1.0"
 
+launcher.hand_over()  # `python -m pcmepp_openclip PROGRAM` does not come back from here
 launcher.expect_ctrl_c()
 
-if not launcher.starting():  # `python -m pcmepp_openclip` hands over to another Python: spare it the imports
-    from pathlib import Path
+from .config import PCMEppCfg  # noqa: E402
+from .distances.csd import csd  # noqa: E402
+from .gaussian import Gaussian  # noqa: E402
+from .host.registration import register  # noqa: E402
+from .losses.matching import matching_logits, matching_loss  # noqa: E402
+from .losses.pcmepp import PCMEppLoss, create_loss  # noqa: E402
+from .losses.pseudo_positives import pseudo_positive_targets  # noqa: E402
+from .losses.vib import vib  # noqa: E402
+from .models.pcmepp import PCMEppCLIP  # noqa: E402
+from .models.state_dict import reconcile_state_dict  # noqa: E402
 
-    from .config import PCMEppCfg
-    from .distances.csd import csd
-    from .gaussian import Gaussian
-    from .host.registration import register
-    from .losses.matching import matching_logits, matching_loss
-    from .losses.pcmepp import PCMEppLoss, create_loss
-    from .losses.pseudo_positives import pseudo_positive_targets
-    from .losses.vib import vib
-    from .models.pcmepp import PCMEppCLIP
-    from .models.state_dict import reconcile_state_dict
+_installed = Path(__file__).parent / "model_configs"
+MODEL_CONFIGS = _installed if _installed.is_dir() else Path(__file__).parent.parent / "model_configs"
+register(PCMEppCLIP, create_loss, reconcile_state_dict, MODEL_CONFIGS)
 
-    _installed = Path(__file__).parent / "model_configs"
-    MODEL_CONFIGS = _installed if _installed.is_dir() else Path(__file__).parent.parent / "model_configs"
-    register(PCMEppCLIP, create_loss, reconcile_state_dict, MODEL_CONFIGS)
-
-    __all__ = [
-        "MODEL_CONFIGS",
-        "Gaussian",
-        "PCMEppCLIP",
-        "PCMEppCfg",
-        "PCMEppLoss",
-        "csd",
-        "matching_logits",
-        "matching_loss",
-        "pseudo_positive_targets",
-        "vib",
-    ]
+__all__ = [
+    "MODEL_CONFIGS",
+    "Gaussian",
+    "PCMEppCLIP",
+    "PCMEppCfg",
+    "PCMEppLoss",
+    "csd",
+    "matching_logits",
+    "matching_loss",
+    "pseudo_positive_targets",
+    "vib",
+]

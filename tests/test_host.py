@@ -6,6 +6,7 @@ turn, or bypassed: then open_clip does not call what was put in its place."""
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import open_clip
 import pytest
@@ -13,7 +14,7 @@ from drawn_shards import write_shards
 from forks import Forks
 from helpers import REPO
 
-from pcmepp_openclip.host import flags, seams, towers
+from pcmepp_openclip.host import calls, flags, seams, towers
 from pcmepp_openclip.models.export import export_model
 
 VERSION = "3.9.1"  # what the forks call their open_clip: in the supported range, and not the tested one
@@ -180,6 +181,7 @@ def write_tokenizer(folder: Path) -> None:
 
 RUN = """
 from pathlib import Path
+from types import SimpleNamespace
 from pcmepp_openclip import cli
 from pcmepp_openclip.host import seams
 from doctored import bypass
@@ -240,3 +242,17 @@ def test_every_seam_that_open_clip_calls_is_known_to_be_called():
     free = {str(seam) for seam in seams.ALL if not seam.caller}
     factory = {f"open_clip.factory.{name}" for name in ("get_tokenizer", "create_loss")}
     assert free == factory | {f"open_clip.{name}" for name in ("get_tokenizer", "create_loss", "load_checkpoint")}
+
+
+def test_an_epoch_without_any_batch_is_no_epoch(monkeypatch):
+    """A loop that ends without having taken a batch."""
+    call = calls.EpochCall((None, {"train": SimpleNamespace(dataloader=[], set_epoch=None)}, *[None] * 7), {})
+    monkeypatch.setattr(calls, "stock_train_one_epoch", lambda **_arguments: None)
+    with pytest.raises(seams.HostChanged, match=r"never called open_clip_train\.train\.enumerate"):
+        call.run(lambda loader: iter(()))
+
+
+def test_an_argument_of_the_loop_that_is_gone(monkeypatch):
+    monkeypatch.setattr(calls, "stock_train_one_epoch", lambda model, data, epoch, args, tb_writer=None: None)
+    with pytest.raises(seams.HostChanged, match="has no argument optimizer in its training loop"):
+        calls.EpochCall((None, {}, 0, None), {})

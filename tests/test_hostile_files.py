@@ -63,6 +63,10 @@ def hostile(tiny_model, tmp_path):
         "config": model_config_of(tiny_model, "PCMEpp-tiny"),
         "hyperparameters": {EVIL: 1, "lr": EVIL, "epochs": EVIL, "deep": {"a": [EVIL]}, 3: 4, "wd": 0.1, "n": [[[]]]},
         "data": [{"name": EVIL, "samples": EVIL, "share": EVIL}, {"name": "cc3m", "samples": -1, "share": EVIL}, EVIL],
+        "changes": [
+            *(EVIL, {"step": EVIL, "lr": [1, 2]}, {"step": 3, "lr": [EVIL, 1], EVIL: [1, 2], "beta1": EVIL}),
+            {"step": 7, "wd": [0.2, 0.1]},
+        ],
         "versions": {"torch": EVIL, EVIL: "1", "python": "3.11"},
         EVIL: EVIL,
     }
@@ -104,6 +108,7 @@ def test_a_hostile_record_and_damaged_results_are_no_part_of_a_card(hostile, cap
     head = yaml.safe_load(card.split("---\n")[1])
     assert head["license"] == "mit"
     assert "image_to_text_R@1 | 0.2500" in card and "cc3m" in card and "| wd | `0.1` |" in card and "3.11" in card
+    assert "| 7 | wd | `0.2` | `0.1` |" in card and "lr" not in card and "beta1" not in card
 
 
 RECORDS = [EVIL, [1], {"config": None}, {"config": EVIL}, {"config": {"model_cfg": EVIL}}, {"x": 1}]

@@ -15,6 +15,7 @@ import torch
 from drawn_shards import write_csv, write_shards
 from ranks import Ranks
 
+from pcmepp_openclip import cli
 from pcmepp_openclip.runs import checkpoints
 
 
@@ -211,7 +212,7 @@ def recount(folder):
 
 
 @pytest.mark.parametrize("opt", ["adamw", "timm/lamb"])
-def test_flags_of_the_optimizer_that_are_changed_on_resume_count(ranks, flags, tmp_path, opt):
+def test_flags_of_the_optimizer_that_are_changed_on_resume_count(ranks, flags, tmp_path, capsys, opt):
     """Decay, betas and eps are in the optimizer's state, too: a resumed run goes on with those of its command line, and
     the record has what is; --init-match-scale is for the start, and the record keeps it."""
     first = [
@@ -258,6 +259,9 @@ def test_flags_of_the_optimizer_that_are_changed_on_resume_count(ranks, flags, t
     assert about["changes"][0]["step"] == 1 and about["changes"][0]["wd"] == [0.2, 0.05]
     assert "Resuming at step 1, these have changed: beta1 0.8 (was 0.9)" in log
     assert "have no effect, since the weights are those of the checkpoint: init_match_scale 7.0 (was 5.0)" in log
+    capsys.readouterr()
+    assert cli.main(["push", str(tmp_path / "run"), "me/x", "--dry-run"]) == 0
+    assert "| 1 | wd | `0.2` | `0.05` |" in capsys.readouterr().out
 
 
 def test_what_a_run_is_built_of_cannot_be_changed_on_resume(ranks, flags, tmp_path):

@@ -177,23 +177,41 @@ def numbers(line: dict[str, Any]) -> dict[str, float]:
 
 
 def checked(about: Any) -> dict[str, Any]:
-    """`about` of a checkpoint with what `about` above could have written, all else left out; {} if it is no record."""
+    """`about` of a checkpoint with what `RunDescription` could have written and nothing else; {} if it is no record."""
     if not isinstance(about, dict) or not about:
         return {}
     found = {name: about[name] if isinstance(about.get(name), dict) else {} for name in ("hyperparameters", "versions")}
-    sources = about["data"] if isinstance(about.get("data"), (list, tuple)) else []
     return {
         "config": about.get("config"),
         "hyperparameters": {
-            name: value
-            for name, value in found["hyperparameters"].items()
-            if is_name(name) and (_is_harmless(value) or (isinstance(value, str) and _MODEL.fullmatch(value)))
+            name: value for name, value in found["hyperparameters"].items() if is_name(name) and _is_publishable(value)
         },
-        "data": [
-            _checked_source(source) for source in sources if isinstance(source, dict) and is_name(source.get("name"))
+        "changes": [
+            change for entry in _entries(about.get("changes")) if (change := _checked_change(entry)) is not None
         ],
+        "data": [_checked_source(source) for source in _entries(about.get("data")) if is_name(source.get("name"))],
         "versions": {name: text for name, text in found["versions"].items() if is_name(name) and is_name(text)},
     }
+
+
+def _entries(value: Any) -> list[dict]:
+    """The dicts of a list, [] for anything else."""
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, (list, tuple)) else []
+
+
+def _is_publishable(value: Any) -> bool:
+    return _is_harmless(value) or (isinstance(value, str) and _MODEL.fullmatch(value) is not None)
+
+
+def _checked_change(change: dict) -> dict[str, Any] | None:
+    """{"step": where a run was resumed, name: [before, after], ...}, or None if it says nothing."""
+    kept = {
+        name: list(pair)
+        for name, pair in change.items()
+        if is_name(name) and isinstance(pair, (list, tuple)) and len(pair) == 2 and all(map(_is_publishable, pair))
+    }
+    step = count(change.get("step"))
+    return {"step": step, **kept} if kept and step is not None else None
 
 
 def _checked_source(source: dict) -> dict[str, Any]:
