@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import open_clip
 import torch
 
 from pcmepp_openclip import PCMEppLoss
+from pcmepp_openclip.hub.upload import HubTarget
 from pcmepp_openclip.models import export
 from pcmepp_openclip.runs import checkpoints
 from pcmepp_openclip.training.push import Pusher
@@ -72,9 +72,7 @@ def measure(place: Path) -> tuple[list[float], list[float]]:
     """Seconds a step with and without a push beside it; one push after the other goes through all of its stages."""
     step, checkpoint = training()
     (place / "run").mkdir()
-    args = Namespace(rank=0, logs=str(place), name="run", push_to_hub="me/benchmark", hub_private=False)
-    args.hub_branch, args.hub_tag, args.hub_license = None, False, "mit"
-    pusher = Pusher(args)
+    pusher = Pusher(HubTarget("me/benchmark"), place / "run")
     saved = place / "run" / "epoch_1.pt"
 
     def offer(number: int) -> None:

@@ -7,49 +7,49 @@
 >>> texts.uncertainty, pcmepp_openclip.csd(images, texts)
 """
 
+from pathlib import Path
+
 from .system import launcher
 
 __version__ = "0.1.0"
 
+launcher.hand_over()  # `python -m pcmepp_openclip PROGRAM` does not come back from here
 launcher.expect_ctrl_c()
 
-if not launcher.starting():  # `python -m pcmepp_openclip` hands over to another Python: spare it the imports
-    from pathlib import Path
+from .config import PCMEppCfg  # noqa: E402
+from .distances import DISTANCES, Distance, csd  # noqa: E402
+from .gaussian import Gaussian  # noqa: E402
+from .host.loss import create_loss  # noqa: E402
+from .host.registration import register  # noqa: E402
+from .losses import (  # noqa: E402
+    LOSSES,
+    LossTerm,
+    PCMEppLoss,
+    matching_logits,
+    matching_loss,
+    pseudo_positive_targets,
+    vib,
+)
+from .models.pcmepp import PCMEppCLIP  # noqa: E402
+from .models.state_dict import reconcile_state_dict  # noqa: E402
 
-    from . import host
-    from .config import PCMEppCfg
-    from .distances import DISTANCES, Distance, csd
-    from .gaussian import Gaussian
-    from .host.loss import create_loss
-    from .losses import (
-        LOSSES,
-        LossTerm,
-        PCMEppLoss,
-        matching_logits,
-        matching_loss,
-        pseudo_positive_targets,
-        vib,
-    )
-    from .models.pcmepp import PCMEppCLIP
-    from .models.state_dict import reconcile_state_dict
+_installed = Path(__file__).parent / "model_configs"
+MODEL_CONFIGS = _installed if _installed.is_dir() else Path(__file__).parent.parent / "model_configs"
+register(PCMEppCLIP, create_loss, reconcile_state_dict, MODEL_CONFIGS)
 
-    _installed = Path(__file__).parent / "model_configs"
-    MODEL_CONFIGS = _installed if _installed.is_dir() else Path(__file__).parent.parent / "model_configs"
-    host.register(PCMEppCLIP, create_loss, reconcile_state_dict, MODEL_CONFIGS)
-
-    __all__ = [
-        "DISTANCES",
-        "LOSSES",
-        "MODEL_CONFIGS",
-        "Distance",
-        "Gaussian",
-        "LossTerm",
-        "PCMEppCLIP",
-        "PCMEppCfg",
-        "PCMEppLoss",
-        "csd",
-        "matching_logits",
-        "matching_loss",
-        "pseudo_positive_targets",
-        "vib",
-    ]
+__all__ = [
+    "DISTANCES",
+    "LOSSES",
+    "MODEL_CONFIGS",
+    "Distance",
+    "Gaussian",
+    "LossTerm",
+    "PCMEppCLIP",
+    "PCMEppCfg",
+    "PCMEppLoss",
+    "csd",
+    "matching_logits",
+    "matching_loss",
+    "pseudo_positive_targets",
+    "vib",
+]

@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
         code = 128 + signal.SIGPIPE
     finally:
         if "pcmepp_openclip.training.command" in sys.modules:
-            from .training.coordination import leave_soon
+            from .system.processes import leave_soon
 
             leave_soon(code)
     return code

@@ -1,13 +1,13 @@
 """`pcmepp_cfg`: the block of a model's JSON config that says what is probabilistic about it."""
 
 import dataclasses
-import difflib
 import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from .distances import get_distance
 from .losses.terms import LOSSES, WEIGHT, loss_weights
+from .system.text import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class PCMEppCfg:
         weights = [name + WEIGHT for name in LOSSES]
         for key in block:
             if key not in settings and key not in weights:
-                close = difflib.get_close_matches(str(key), [*settings, *weights], n=1)
-                hint = f"did you mean '{close[0]}'?" if close else f"known keys: {', '.join([*settings, *weights])}."
+                known = [*settings, *weights]
+                hint = did_you_mean(str(key), known, otherwise=f"known keys: {', '.join(known)}.")
                 raise ValueError(f"pcmepp_cfg has an unknown key {str(key)[:60]!r}; {hint}")
         for key in ("head_layers", "init_logvar_bias"):
             if key not in block:

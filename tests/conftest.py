@@ -35,6 +35,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     _FOLDER.cleanup()
 
 
+@pytest.fixture(scope="session")
+def session_hub() -> Hub:
+    """The same Hub, for fixtures that outlive a test; what they change there they set back."""
+    return _HUB
+
+
 @pytest.fixture
 def hub():
     """The Hub that this process and its children are clients of; without failures, repos stay for the session."""
@@ -74,6 +80,26 @@ def tiny():
     from helpers import make_model
 
     return make_model("PCMEpp-tiny")
+
+
+@pytest.fixture(scope="session")
+def tiny_model():
+    """A PCMEpp-tiny of a fixed seed, for tests that do not change it."""
+    import open_clip
+    import torch
+
+    import pcmepp_openclip  # noqa: F401
+
+    torch.manual_seed(0)
+    return open_clip.create_model("PCMEpp-tiny")
+
+
+@pytest.fixture
+def exported(tiny_model, tmp_path) -> Path:
+    """That model as a folder that open_clip reads."""
+    from pcmepp_openclip.models.export import export_model
+
+    return export_model(tiny_model, tmp_path / "exported", "PCMEpp-tiny", card="a card")
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from helpers import run_code
 
 from pcmepp_openclip import cli
 from pcmepp_openclip.runs import checkpoints, rng
+from pcmepp_openclip.system import digest
 
 
 def write(folder, *names):
@@ -101,7 +102,7 @@ def test_files_that_torch_wrote_without_checksums_are_taken(tmp_path):
         assert checkpoints.fault(tmp_path / name) is None and checkpoints.load(tmp_path / name)
 
 
-@pytest.mark.parametrize("content", [b"", b"\0", checkpoints.SEAL, checkpoints.SEAL + b"0" * 64, b"PK\3\4"])
+@pytest.mark.parametrize("content", [b"", b"\0", digest.SEAL, digest.SEAL + b"0" * 64, b"PK\3\4"])
 def test_what_is_no_checkpoint_at_all_is_not_good(tmp_path, content):
     write(tmp_path, "epoch_1.pt")
     (tmp_path / "epoch_2.pt").write_bytes(content)

@@ -2,14 +2,12 @@
 
 import json
 import os
-import pty
-import subprocess
 import sys
 
 import open_clip
-import pytest
 import torch
 from helpers import REPO
+from terminal import run_on_terminal
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
@@ -39,25 +37,8 @@ for name in sys.argv[1:]:
 
 def with_a_yes(code: str, *args: str, trap) -> str:
     """What a process shows on a terminal where someone answers every question with yes."""
-    terminal, side = pty.openpty()
     env = {**os.environ, "PYTHONPATH": str(REPO), "TRAP": str(trap), "OMP_NUM_THREADS": "1"}
-    child = subprocess.Popen([sys.executable, "-c", code, *args], stdin=side, stdout=side, stderr=side, env=env)
-    os.close(side)
-    os.write(terminal, b"y\n" * 20)
-    seen = b""
-    while True:
-        try:
-            seen += os.read(terminal, 65536)
-        except OSError:  # the other side is closed
-            break
-    child.wait()
-    return seen.decode()
-
-
-@pytest.fixture(scope="module")
-def model():
-    torch.manual_seed(0)
-    return open_clip.create_model("PCMEpp-tiny")
+    return run_on_terminal([sys.executable, "-c", code, *args], typed=b"y\n" * 20, env=env)[1]
 
 
 def tokenizer_files(folder, auto_map):
@@ -69,7 +50,7 @@ def tokenizer_files(folder, auto_map):
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-def test_code_of_others_is_never_run_and_nobody_is_asked(hub, model, tmp_path):
+def test_code_of_others_is_never_run_and_nobody_is_asked(hub, tiny_model, tmp_path):
     """A repo whose tokenizer names code of another one, or its own by the name of a vocabulary; folders, by their
     tokenizer_config.json and by config.json; and two checkpoints whose configs name a repo with code."""
     hub.add("evil/code", {"evil.py": CODE.encode()})
@@ -77,7 +58,7 @@ def test_code_of_others_is_never_run_and_nobody_is_asked(hub, model, tmp_path):
     config["text_cfg"]["hf_tokenizer_name"] = "own"
     names = []
     for number, auto_map in enumerate(["evil/code--evil.Tok", "vocab.Tok"]):
-        folder = export_model(model, tmp_path / f"exported{number}", config)
+        folder = export_model(tiny_model, tmp_path / f"exported{number}", config)
         tokenizer_files(folder, auto_map)
         (folder / "vocab.py").write_text(CODE)
         hub.add(f"evil/tokenizer{number}", {path.name: path.read_bytes() for path in folder.iterdir()})
@@ -86,10 +67,10 @@ def test_code_of_others_is_never_run_and_nobody_is_asked(hub, model, tmp_path):
     tokenizer_files(tmp_path / "exported0", None)
     (tmp_path / "exported0/config.json").write_text(json.dumps(mapped))
     hub.add("evil/text", {"config.json": json.dumps(mapped).encode()})
-    about = {"config": model_config_of(model, config)}
+    about = {"config": model_config_of(tiny_model, config)}
     about["config"]["model_cfg"]["text_cfg"]["hf_tokenizer_name"] = "evil/tokenizer0"
-    torch.save({"state_dict": model.state_dict(), "about": about}, tmp_path / "tokenizer.pt")
-    plain = model_config_of(model, "PCMEpp-tiny")
+    torch.save({"state_dict": tiny_model.state_dict(), "about": about}, tmp_path / "tokenizer.pt")
+    plain = model_config_of(tiny_model, "PCMEpp-tiny")
     del plain["model_cfg"]["pcmepp_cfg"]
     plain["model_cfg"]["text_cfg"]["hf_model_name"] = "evil/text"
     torch.save({"state_dict": {"x": torch.zeros(1)}, "about": {"config": plain}}, tmp_path / "text.pt")

@@ -15,8 +15,8 @@ from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
 
 from pcmepp_openclip.config import PCMEppCfg
-from pcmepp_openclip.host import shapes_of
 from pcmepp_openclip.host.config_check import MODEL_KEYS, MOST_PARAMETERS, ConfigRefused, check_config
+from pcmepp_openclip.host.weights import shapes_of
 
 NUMBERS = [-1, 0, 1, 2, 3, 4, 7, 8, 12, 16, 32, 64, 77, 224, 1024, 8192, 16384, 65536, 10**9, 10**18, 10**400]
 FLOATS = [-1.0, 0.0, 1e-9, 0.1, 0.5, 1.0, 2.5, 1e6, 1e40, 1e308, math.inf, -math.inf, math.nan]

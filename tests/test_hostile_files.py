@@ -21,66 +21,59 @@ ESC = "\x1b[2J\x1b]0;owned\x07\x9b31m"
 EVIL = f"x`|<script>alert(1)</script>\n---\nlicense: evil\n# Owned\n[click](http://evil) {ESC}"
 
 
-@pytest.fixture(scope="module")
-def model():
-    torch.manual_seed(0)
-    return open_clip.create_model("PCMEpp-tiny")
-
-
-@pytest.fixture
-def folder(model, tmp_path):
-    return export_model(model, tmp_path / "exported", "PCMEpp-tiny", card="a card")
-
-
 @pytest.mark.parametrize("name", ["README.md", "vocab.txt", "open_clip_config.json", "open_clip_model.safetensors"])
-def test_a_link_is_not_pushed(name, guarded, folder, tmp_path, capsys):
+def test_a_link_is_not_pushed(name, guarded, exported, tmp_path, capsys):
     secret = tmp_path / "secret"
-    secret.write_bytes((folder / name).read_bytes() if (folder / name).exists() else b"a secret")
-    (folder / name).unlink(missing_ok=True)
-    (folder / name).symlink_to(secret)
-    assert cli.main(["push", str(folder), "me/linked"]) == 2
+    secret.write_bytes((exported / name).read_bytes() if (exported / name).exists() else b"a secret")
+    (exported / name).unlink(missing_ok=True)
+    (exported / name).symlink_to(secret)
+    assert cli.main(["push", str(exported), "me/linked"]) == 2
     assert f"{name} is a symbolic link, which is not followed" in capsys.readouterr().err
     assert not guarded.requests
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
-def test_what_is_no_file_is_said_in_one_sentence(make, folder, capsys):
-    make(folder / "spiece.model")
-    assert cli.main(["push", str(folder), "me/x", "--dry-run"]) == 2
+def test_what_is_no_file_is_said_in_one_sentence(make, exported, capsys):
+    make(exported / "spiece.model")
+    assert cli.main(["push", str(exported), "me/x", "--dry-run"]) == 2
     assert "spiece.model is not a file" in capsys.readouterr().err
 
 
-def test_a_folder_beside_the_tokenizer_is_no_part_of_it(hub, folder, capsys):
-    (folder / "vocab.d").mkdir()
-    (folder / "vocab.d/0").write_text("x")
-    assert cli.main(["push", str(folder), "me/x", "--dry-run"]) == 0
+def test_a_folder_beside_the_tokenizer_is_no_part_of_it(hub, exported, capsys):
+    (exported / "vocab.d").mkdir()
+    (exported / "vocab.d/0").write_text("x")
+    assert cli.main(["push", str(exported), "me/x", "--dry-run"]) == 0
     assert "vocab.d" not in capsys.readouterr().out
-    config = json.loads((folder / "open_clip_config.json").read_text())
+    config = json.loads((exported / "open_clip_config.json").read_text())
     config["model_cfg"]["text_cfg"]["hf_tokenizer_name"] = "own"
-    (folder / "open_clip_config.json").write_text(json.dumps(config))
+    (exported / "open_clip_config.json").write_text(json.dumps(config))
     for extra in ({}, {"a.model/0": b"x"}):
-        files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+        files = {path.name: path.read_bytes() for path in exported.iterdir() if path.is_file()}
         hub.add(f"me/folders{len(extra)}", {**files, "vocab.d/0": b"x", **extra})
         with pytest.raises(ValueError, match=r"holds no files|a\.model is not a file"):
             open_clip.get_tokenizer(f"hf-hub:me/folders{len(extra)}")
     with pytest.raises(ValueError, match="holds no files"):
-        open_clip.get_tokenizer(f"local-dir:{folder}")
+        open_clip.get_tokenizer(f"local-dir:{exported}")
 
 
 @pytest.fixture
-def hostile(model, tmp_path):
+def hostile(tiny_model, tmp_path):
     """A checkpoint that a push takes, with a record whose every word is hostile."""
     about = {
-        "config": model_config_of(model, "PCMEpp-tiny"),
+        "config": model_config_of(tiny_model, "PCMEpp-tiny"),
         "hyperparameters": {EVIL: 1, "lr": EVIL, "epochs": EVIL, "deep": {"a": [EVIL]}, 3: 4, "wd": 0.1, "n": [[[]]]},
         "data": [{"name": EVIL, "samples": EVIL, "share": EVIL}, {"name": "cc3m", "samples": -1, "share": EVIL}, EVIL],
+        "changes": [
+            *(EVIL, {"step": EVIL, "lr": [1, 2]}, {"step": 3, "lr": [EVIL, 1], EVIL: [1, 2], "beta1": EVIL}),
+            {"step": 7, "wd": [0.2, 0.1]},
+        ],
         "versions": {"torch": EVIL, EVIL: "1", "python": "3.11"},
         EVIL: EVIL,
     }
     training = {"step": EVIL, "samples_seen": 64}
     path = tmp_path / "run/checkpoints/epoch_1.pt"
     path.parent.mkdir(parents=True)
-    torch.save({"state_dict": model.state_dict(), "about": about, "training": training, "epoch": 1}, path)
+    torch.save({"state_dict": tiny_model.state_dict(), "about": about, "training": training, "epoch": 1}, path)
     return path
 
 
@@ -115,6 +108,7 @@ def test_a_hostile_record_and_damaged_results_are_no_part_of_a_card(hostile, cap
     head = yaml.safe_load(card.split("---\n")[1])
     assert head["license"] == "mit"
     assert "image_to_text_R@1 | 0.2500" in card and "cc3m" in card and "| wd | `0.1` |" in card and "3.11" in card
+    assert "| 7 | wd | `0.2` | `0.1` |" in card and "lr" not in card and "beta1" not in card
 
 
 RECORDS = [EVIL, [1], {"config": None}, {"config": EVIL}, {"config": {"model_cfg": EVIL}}, {"x": 1}]
@@ -134,8 +128,8 @@ def test_results_that_cannot_be_read_are_said_in_one_sentence(hostile, capsys):
     assert "results.jsonl cannot be read: Is a directory" in capsys.readouterr().err
 
 
-def test_names_of_tensors_are_no_commands_to_a_terminal(model, tmp_path, capsys):
-    torch.save({**model.state_dict(), f"uncertainty_{ESC}": torch.zeros(1)}, tmp_path / "evil.pt")
+def test_names_of_tensors_are_no_commands_to_a_terminal(tiny_model, tmp_path, capsys):
+    torch.save({**tiny_model.state_dict(), f"uncertainty_{ESC}": torch.zeros(1)}, tmp_path / "evil.pt")
     assert cli.main(["convert", str(tmp_path / "evil.pt"), str(tmp_path / "clip.safetensors")]) == 0
     assert cli.main(["push", str(tmp_path / "evil.pt"), "me/x", "--model", "PCMEpp-tiny", "--dry-run"]) == 2
     (tmp_path / "x.json").write_text(json.dumps({"model_cfg": {"pcmepp_cfg": {}, ESC: 1}}))
@@ -147,13 +141,13 @@ def test_names_of_tensors_are_no_commands_to_a_terminal(model, tmp_path, capsys)
 
 
 @pytest.mark.parametrize("mask, mode", [(0o077, 0o600), (0o022, 0o644), (0o002, 0o664)])
-def test_files_follow_the_umask(mask, mode, model, tmp_path):
+def test_files_follow_the_umask(mask, mode, tiny_model, tmp_path):
     write_shards(tmp_path / "d", [4])
-    torch.save(model.state_dict(), tmp_path / "model.pt")
+    torch.save(tiny_model.state_dict(), tmp_path / "model.pt")
     before = os.umask(mask)
     try:
         assert cli.main(["data", "count", f"{tmp_path}/d/00000.tar"]) == 0
-        export_model(model, tmp_path / "exported", "PCMEpp-tiny", card="a card")
+        export_model(tiny_model, tmp_path / "exported", "PCMEpp-tiny", card="a card")
         for name in ("clip.safetensors", "clip.pt"):
             assert cli.main(["convert", str(tmp_path / "model.pt"), str(tmp_path / name)]) == 0
         encode._save(tmp_path / "clip.embeddings", Gaussian(torch.zeros(2, 3), torch.zeros(2, 3)))
@@ -168,12 +162,12 @@ def test_files_follow_the_umask(mask, mode, model, tmp_path):
 
 
 @pytest.mark.parametrize("place", ["file/out", "/proc/out", "/dev/null"])
-def test_an_out_that_cannot_be_written_to_is_said_before_the_work(place, model, tmp_path, capsys):
+def test_an_out_that_cannot_be_written_to_is_said_before_the_work(place, tiny_model, tmp_path, capsys):
     from eval_data import write_retrieval
 
     (tmp_path / "file").write_text("x")
     out = tmp_path / place
-    torch.save(model.state_dict(), tmp_path / "model.pt")
+    torch.save(tiny_model.state_dict(), tmp_path / "model.pt")
     write_retrieval(tmp_path / "data")
     evaluation = ["--model", "PCMEpp-tiny", "--retrieval", str(tmp_path / "data"), "--out", str(out)]
     training = ["--model", "PCMEpp-tiny", "--dataset-type", "synthetic", "--train-num-samples", "8", "--logs", str(out)]
@@ -188,10 +182,10 @@ def test_an_out_that_cannot_be_written_to_is_said_before_the_work(place, model, 
         assert shown.startswith(f"pcmepp {command[0]}: ") and str(out) in shown, shown
 
 
-def test_a_folder_in_the_place_of_a_file(model, tmp_path, capsys):
+def test_a_folder_in_the_place_of_a_file(tiny_model, tmp_path, capsys):
     from eval_data import write_retrieval
 
-    torch.save(model.state_dict(), tmp_path / "model.pt")
+    torch.save(tiny_model.state_dict(), tmp_path / "model.pt")
     (tmp_path / "clip.pt").mkdir()
     assert cli.main(["convert", str(tmp_path / "model.pt"), str(tmp_path / "clip.pt"), "--overwrite"]) == 2
     (tmp_path / "out/results.json").mkdir(parents=True)

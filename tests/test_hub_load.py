@@ -16,17 +16,6 @@ from pcmepp_openclip import cli
 from pcmepp_openclip.models.export import export_model
 
 
-@pytest.fixture(scope="module")
-def model():
-    torch.manual_seed(0)
-    return open_clip.create_model("PCMEpp-tiny")
-
-
-@pytest.fixture
-def folder(model, tmp_path):
-    return export_model(model, tmp_path / "exported", "PCMEpp-tiny", card="a card")
-
-
 def serve(hub, repo, folder, **changed):
     """The files of a folder as a repo, some of them changed or, with None, left out."""
     files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} | changed
@@ -44,17 +33,17 @@ except RuntimeError as error:
 """
 
 
-def test_offline_from_the_cache(guarded, folder, model):
-    assert cli.main(["push", str(folder), "me/cached", "--tag", "v1"]) == 0
-    assert_same_outputs(open_clip.create_model("hf-hub:me/cached@v1"), model)
+def test_offline_from_the_cache(guarded, exported, tiny_model):
+    assert cli.main(["push", str(exported), "me/cached", "--tag", "v1"]) == 0
+    assert_same_outputs(open_clip.create_model("hf-hub:me/cached@v1"), tiny_model)
     guarded.requests.clear()
     length, shift, *error = run_code(OFFLINE, env={"HF_HUB_OFFLINE": "1"}).split(maxsplit=2)
-    assert length == "32" and float(shift) == model.shift.item() and "me/never" in error[0]
+    assert length == "32" and float(shift) == tiny_model.shift.item() and "me/never" in error[0]
     assert guarded.requests == []
 
 
-def test_without_the_plugin_open_clip_says_what_the_card_quotes(hub, folder):
-    serve(hub, "me/bare", folder)
+def test_without_the_plugin_open_clip_says_what_the_card_quotes(hub, exported):
+    serve(hub, "me/bare", exported)
     done = run_python("-c", "import open_clip; open_clip.create_model('hf-hub:me/bare')", path="")
     assert done.returncode and "unexpected keyword argument 'pcmepp_cfg'" in done.stderr
 
@@ -102,10 +91,10 @@ def tokenizer(tmp_path_factory):
     return HFTokenizer(str(place), context_length=32)
 
 
-def test_a_tokenizer_of_its_own(guarded, model, tokenizer, tmp_path):
+def test_a_tokenizer_of_its_own(guarded, tiny_model, tokenizer, tmp_path):
     config = open_clip.get_model_config("PCMEpp-tiny")
     config["text_cfg"]["hf_tokenizer_name"] = tokenizer.tokenizer.name_or_path
-    folder = export_model(model, tmp_path / "exported", config, tokenizer=tokenizer)
+    folder = export_model(tiny_model, tmp_path / "exported", config, tokenizer=tokenizer)
     expected = tokenizer(["a dog", "a cat"])
     assert torch.equal(open_clip.get_tokenizer(f"local-dir:{folder}")(["a dog", "a cat"]), expected)
     assert cli.main(["push", str(folder), "me/words"]) == 0
@@ -114,13 +103,13 @@ def test_a_tokenizer_of_its_own(guarded, model, tokenizer, tmp_path):
     assert torch.equal(open_clip.get_tokenizer("hf-hub:me/words")(["a dog", "a cat"]), expected)
     assert not any(".py" in r.path for r in guarded.requests)
     assert all(b"home-of-someone" not in content for content in guarded.files("me/words").values())
-    assert_same_outputs(open_clip.create_model("hf-hub:me/words"), model)
+    assert_same_outputs(open_clip.create_model("hf-hub:me/words"), tiny_model)
 
 
-def test_a_tokenizer_that_is_not_there(hub, folder):
-    config = json.loads((folder / "open_clip_config.json").read_text())
+def test_a_tokenizer_that_is_not_there(hub, exported):
+    config = json.loads((exported / "open_clip_config.json").read_text())
     config["model_cfg"]["text_cfg"]["hf_tokenizer_name"] = "someone/else"
-    serve(hub, "me/wordless", folder, **{"open_clip_config.json": json.dumps(config).encode()})
+    serve(hub, "me/wordless", exported, **{"open_clip_config.json": json.dumps(config).encode()})
     with pytest.raises(ValueError, match="names a tokenizer of its own but holds no files of one"):
         open_clip.get_tokenizer("hf-hub:me/wordless")
     assert not any("someone" in r.path for r in hub.requests)
@@ -135,29 +124,29 @@ class Evil:
 
 
 @pytest.mark.parametrize("pickled", [False, True])
-def test_a_repo_without_safetensors_is_no_random_model(pickled, hub, folder, tmp_path, monkeypatch):
+def test_a_repo_without_safetensors_is_no_random_model(pickled, hub, exported, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"state_dict": Evil()}, tmp_path / "evil")
     files = {"open_clip_model.safetensors": None}
     if pickled:
         files["open_clip_pytorch_model.bin"] = (tmp_path / "evil").read_bytes()
-    serve(hub, f"me/empty{pickled}", folder, **files)
+    serve(hub, f"me/empty{pickled}", exported, **files)
     with pytest.raises(RuntimeError, match=rf"Cannot load hf-hub:me/empty{pickled}/.*no weights in safetensors"):
         open_clip.create_model(f"hf-hub:me/empty{pickled}")
     assert not any(".bin" in r.path for r in hub.requests) and not (tmp_path / "evil-was-here").exists()
     assert open_clip.create_model(f"hf-hub:me/empty{pickled}", load_weights=False) is not None
 
 
-def test_a_folder_without_weights_is_no_random_model(folder):
-    (folder / "open_clip_model.safetensors").unlink()
+def test_a_folder_without_weights_is_no_random_model(exported):
+    (exported / "open_clip_model.safetensors").unlink()
     with pytest.raises(RuntimeError, match=r"Cannot load .*the folder holds no weights"):
-        open_clip.create_model(f"local-dir:{folder}")
-    assert open_clip.create_model(f"local-dir:{folder}", load_weights=False) is not None
-    assert open_clip.get_tokenizer(f"local-dir:{folder}")(["a"]).shape == (1, 32)
+        open_clip.create_model(f"local-dir:{exported}")
+    assert open_clip.create_model(f"local-dir:{exported}", load_weights=False) is not None
+    assert open_clip.get_tokenizer(f"local-dir:{exported}")(["a"]).shape == (1, 32)
 
 
-def test_a_download_that_fails_says_why(hub, folder):
-    serve(hub, "me/broken", folder)
+def test_a_download_that_fails_says_why(hub, exported):
+    serve(hub, "me/broken", exported)
     hub.fail("/resolve/.*safetensors", status=403, message="not for you")
     with pytest.raises(RuntimeError, match=r"Cannot load hf-hub:me/broken/.*not for you"):
         open_clip.create_model("hf-hub:me/broken")
@@ -169,7 +158,7 @@ HUGE = 10**9
 BAD = {
     "unknown key": (["model_cfg", "backdoor"], 1, "model_cfg has an unknown key 'backdoor'"),
     "unknown at the top": (["extra"], {}, "it has an unknown key 'extra'"),
-    "unknown in vision": (["model_cfg", "vision_cfg", "layer"], 4, "unknown key 'layer'; meant 'layers'"),
+    "unknown in vision": (["model_cfg", "vision_cfg", "layer"], 4, "unknown key 'layer'; did you mean 'layers'"),
     "unknown in text": (["model_cfg", "text_cfg", "x"], 4, "text_cfg has an unknown key"),
     "unknown in pcmepp": (["model_cfg", "pcmepp_cfg", "head_layer"], 4, "did you mean 'head_layers'"),
     "wide": (["model_cfg", "vision_cfg", "width"], HUGE, "width must be a whole number from 1 to"),
@@ -211,8 +200,8 @@ BAD = {
 
 
 @pytest.mark.parametrize("path, value, words", BAD.values(), ids=[name.replace(" ", "-") for name in BAD])
-def test_a_bad_config_is_refused_before_anything_is_built(path, value, words, hub, folder, request):
-    config = json.loads((folder / "open_clip_config.json").read_text())
+def test_a_bad_config_is_refused_before_anything_is_built(path, value, words, hub, exported, request):
+    config = json.loads((exported / "open_clip_config.json").read_text())
     block = config
     for key in path[:-1]:
         block = block[key]
@@ -220,8 +209,8 @@ def test_a_bad_config_is_refused_before_anything_is_built(path, value, words, hu
     text = json.dumps(config).encode()
     repo = f"evil/{request.node.callspec.id}"
     hub.add(repo, {"open_clip_config.json": text})
-    (folder / "open_clip_config.json").write_bytes(text)
-    for name in (f"hf-hub:{repo}", f"local-dir:{folder}"):
+    (exported / "open_clip_config.json").write_bytes(text)
+    for name in (f"hf-hub:{repo}", f"local-dir:{exported}"):
         for use in (open_clip.create_model, open_clip.get_tokenizer):
             with pytest.raises((ValueError, RuntimeError)) as error:
                 use(name)
@@ -232,5 +221,8 @@ def test_a_bad_config_is_refused_before_anything_is_built(path, value, words, hu
 def test_every_config_of_ours_passes(tmp_path):
     from pcmepp_openclip.host.config_check import check_config
 
-    for path in pcmepp_openclip.MODEL_CONFIGS.glob("*.json"):
+    paths = list(pcmepp_openclip.MODEL_CONFIGS.glob("*.json"))
+    assert sorted(path.stem for path in paths) == sorted(x for x in open_clip.list_models() if x.startswith("PCMEpp"))
+    assert "PCMEpp-tiny" in {path.stem for path in paths}
+    for path in paths:
         check_config({"model_cfg": json.loads(path.read_text())}, path.name)

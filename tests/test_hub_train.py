@@ -5,17 +5,19 @@ import os
 import shutil
 import signal
 import time
-from argparse import Namespace
+from dataclasses import dataclass
 from pathlib import Path
 
 import open_clip
 import pytest
 from drawn_shards import write_shards
 from hub_helpers import TOKEN, assert_same_outputs, train_flags
+from hub_server import Hub
 from huggingface_hub import ModelCard
 from ranks import Ranks
 
 from pcmepp_openclip import cli
+from pcmepp_openclip.hub.upload import HubTarget
 from pcmepp_openclip.runs import checkpoints
 from pcmepp_openclip.training import command as train
 from pcmepp_openclip.training.push import Pusher
@@ -68,60 +70,109 @@ def alive(pid: int) -> bool:
     return path.exists() and path.read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
 
 
-def test_a_run_keeps_its_repo_up_to_date(guarded, ranks, flags, tmp_path):
+@dataclass(frozen=True)
+class Pushed:
+    """A run of 6 epochs of 4 steps that pushed, and the Hub that it pushed to."""
+
+    hub: Hub
+    run: Path
+    log: str
+    steps: list[int]  # those that were pushed
+
+    def card(self, step: int) -> str:
+        return self.hub.files("me/training", f"step-{step}")["README.md"].decode()
+
+
+@pytest.fixture(scope="module")
+def pushed(ranks, data, session_hub, tmp_path_factory):
     """On a slow Hub that fails now and then, with checkpoints that are deleted while they wait."""
-    guarded.fail("/_lfs/", upload_rate=5e6)
-    guarded.fail("/commit/", status=503, times=1)
+    session_hub.reset()
+    session_hub.token = TOKEN
+    session_hub.fail("/_lfs/", upload_rate=5e6)
+    session_hub.fail("/commit/", status=503, times=1)
+    folder = tmp_path_factory.mktemp("pushed")
     more = ["--epochs", "6", "--delete-previous-checkpoint", "--hub-tag", "--hub-private"]
-    assert ranks.run(1, flags("me/training", *more)) == [0]
-    run = tmp_path / "run"
-    assert [path.name for path in (run / "checkpoints").glob("*.pt")] == ["epoch_6.pt"]
-    assert not (run / "hub-queue").exists() and not list(run.glob(".hub-*"))
+    assert ranks.run(1, train_flags(data, folder, "run", "--push-to-hub", "me/training", *more)) == [0]
+    steps = [int(title.split()[1].rstrip(":")) for title in session_hub.titles("me/training")[1:]]
+    yield Pushed(session_hub, folder / "run", log_of(folder / "run"), steps)
+    session_hub.reset()
+    session_hub.token = session_hub.reader = None
 
-    titles = guarded.titles("me/training")[1:]
-    steps = [int(title.split()[1].rstrip(":")) for title in titles]
-    assert titles[-1] == "Step 24: 6 epochs, 384 samples seen"
-    assert steps == sorted(set(steps)) and len(steps) < 6  # newer ones took the place of those still waiting
-    assert set(guarded.tags("me/training")) == {f"step-{step}" for step in steps}
-    assert guarded.store.load("models", "me/training")["private"]
-    log = log_of(run)
-    assert "Hub: me/training holds the last checkpoint, step 24." in log and "Hub: pushed step 24: http" in log
-    assert "503" in log and "trying again in" in log
-    assert (run / "done").exists()
 
-    card = guarded.files("me/training")["README.md"].decode()
-    assert "384 samples seen" in card
-    results = [json.loads(line) for line in (run / "checkpoints/results.jsonl").read_text().splitlines()]
-    for epoch in range(1, 7):  # each was validated before it was handed over
-        assert log.rindex(f"Eval Epoch: {epoch} ") < log.index(f"Hub: step {4 * epoch} is ready")
-    for step in steps:
-        text = guarded.files("me/training", f"step-{step}")["README.md"].decode()
-        shown = {result.metric_type: result.metric_value for result in ModelCard(text).data.eval_results}
+def test_the_run_folder_holds_its_last_checkpoint_and_no_leftovers(pushed):
+    assert [path.name for path in (pushed.run / "checkpoints").glob("*.pt")] == ["epoch_6.pt"]
+    assert not (pushed.run / "hub-queue").exists() and not list(pushed.run.glob(".hub-*"))
+    assert (pushed.run / "done").exists()
+
+
+def test_newer_checkpoints_take_the_place_of_those_that_wait(pushed):
+    assert pushed.hub.titles("me/training")[-1] == "Step 24: 6 epochs, 384 samples seen"
+    assert pushed.steps == sorted(set(pushed.steps)) and 0 < len(pushed.steps) < 6
+
+
+def test_every_push_is_tagged_and_the_repo_is_private(pushed):
+    assert set(pushed.hub.tags("me/training")) == {f"step-{step}" for step in pushed.steps}
+    assert pushed.hub.store.load("models", "me/training")["private"]
+
+
+def test_the_log_tells_of_pushes_and_of_failures(pushed):
+    assert "Hub: me/training holds the last checkpoint, step 24." in pushed.log
+    assert "Hub: pushed step 24: http" in pushed.log
+    assert "503" in pushed.log and "trying again in" in pushed.log
+
+
+def test_a_checkpoint_is_pushed_after_its_validation(pushed):
+    for epoch in range(1, 7):
+        ready = pushed.log.index(f"Hub: step {4 * epoch} is ready")
+        assert pushed.log.rindex(f"Eval Epoch: {epoch} ") < ready, epoch
+
+
+def test_each_card_has_the_metrics_of_its_own_epoch(pushed):
+    results = [json.loads(line) for line in (pushed.run / "checkpoints/results.jsonl").read_text().splitlines()]
+    assert len(results) == 6
+    for step in pushed.steps:
+        shown = {x.metric_type: x.metric_value for x in ModelCard(pushed.card(step)).data.eval_results}
         assert shown["clip_val_loss"] == pytest.approx(results[step // 4 - 1]["clip_val_loss"], abs=1e-6), step
-    assert "| data | samples |" in card and "| photos | 64 | 384 |" in card
-    original = open_clip.create_model("PCMEpp-tiny", pretrained=str(run / "checkpoints/epoch_6.pt"))
+
+
+def test_the_last_card_counts_the_samples(pushed):
+    card = pushed.card(24)
+    assert "384 samples seen" in card and "| data | samples |" in card and "| photos | 64 | 384 |" in card
+
+
+def test_the_repo_gives_the_trained_model(pushed, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    original = open_clip.create_model("PCMEpp-tiny", pretrained=str(pushed.run / "checkpoints/epoch_6.pt"))
     assert_same_outputs(open_clip.create_model("hf-hub:me/training"), original)
 
-    written = [path for path in [*tmp_path.rglob("*"), ranks.log] if path.is_file()]
+
+def test_the_token_is_in_no_file(pushed, ranks):
+    written = [path for path in [*pushed.run.rglob("*"), ranks.log] if path.is_file()]
     assert {"out.log", "params.txt", "history.jsonl", "epoch_6.pt", "log"} <= {path.name for path in written}
     for path in written:
         assert TOKEN.encode() not in path.read_bytes(), path
-    for revision in guarded.store.load("models", "me/training")["commits"]:
-        for name, content in guarded.files("me/training", revision).items():
-            assert TOKEN.encode() not in content and str(tmp_path).encode() not in content, name
 
-    guarded.requests.clear()
-    assert cli.main(["push", str(run), "me/training"]) == 0  # there is nothing left to do
-    assert not any("/commit/" in r.path or "/_lfs/" in r.path for r in guarded.requests)
+
+def test_nothing_secret_is_on_the_hub(pushed):
+    revisions = pushed.hub.store.load("models", "me/training")["commits"]
+    assert len(revisions) > len(pushed.steps)
+    for revision in revisions:
+        for name, content in pushed.hub.files("me/training", revision).items():
+            assert TOKEN.encode() not in content and str(pushed.run.parent).encode() not in content, name
+
+
+def test_a_push_by_hand_has_nothing_left_to_do(pushed, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    pushed.hub.requests.clear()
+    assert cli.main(["push", str(pushed.run), "me/training"]) == 0
+    assert not any("/commit/" in r.path or "/_lfs/" in r.path for r in pushed.hub.requests)
 
 
 def test_a_checkpoint_that_is_deleted_while_it_waits(guarded, trained, tmp_path):
-    args = Namespace(rank=0, logs=str(tmp_path), name="run", push_to_hub="me/waiting", hub_private=False)
-    args.hub_branch, args.hub_tag, args.hub_license = None, False, "mit"
     checkpoint = tmp_path / "run" / "epoch_2.pt"
     checkpoint.parent.mkdir()
     shutil.copy(trained / "checkpoints/epoch_2.pt", checkpoint)
-    pusher = Pusher(args)
+    pusher = Pusher(HubTarget("me/waiting"), tmp_path / "run")
     pusher.offer(checkpoint, 8, hold=True)
     checkpoint.unlink()
     assert pusher.held is not None  # until its validation is done

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pcmepp_openclip.host import training
+from pcmepp_openclip.host import flags
 from pcmepp_openclip.training import command as train
 
 REPO = Path(__file__).parent.parent
@@ -41,7 +41,7 @@ def call(*command, **variables):
 def parsed(words):
     """The arguments that `pcmepp train` takes from a command's flags."""
     own, rest = train.own_parser().parse_known_args(words)
-    return vars(training.stock_parse_args(rest)) | vars(own)
+    return vars(flags.parse_args(rest)) | vars(own)
 
 
 def test_every_script_is_clean_shell():

@@ -15,6 +15,7 @@ import torch
 from drawn_shards import write_csv, write_shards
 from ranks import Ranks
 
+from pcmepp_openclip import cli
 from pcmepp_openclip.runs import checkpoints
 
 
@@ -211,7 +212,7 @@ def recount(folder):
 
 
 @pytest.mark.parametrize("opt", ["adamw", "timm/lamb"])
-def test_flags_of_the_optimizer_that_are_changed_on_resume_count(ranks, flags, tmp_path, opt):
+def test_flags_of_the_optimizer_that_are_changed_on_resume_count(ranks, flags, tmp_path, capsys, opt):
     """Decay, betas and eps are in the optimizer's state, too: a resumed run goes on with those of its command line, and
     the record has what is; --init-match-scale is for the start, and the record keeps it."""
     first = [
@@ -256,8 +257,11 @@ def test_flags_of_the_optimizer_that_are_changed_on_resume_count(ranks, flags, t
     kept = {name: about["hyperparameters"][name] for name in ("wd", "beta1", "lr", "init_match_scale")}
     assert kept == {"wd": 0.05, "beta1": 0.8, "lr": 2e-3, "init_match_scale": 5}
     assert about["changes"][0]["step"] == 1 and about["changes"][0]["wd"] == [0.2, 0.05]
-    assert "Resuming at step 1, these are others than before: beta1 0.8 (was 0.9)" in log
+    assert "Resuming at step 1, these have changed: beta1 0.8 (was 0.9)" in log
     assert "have no effect, since the weights are those of the checkpoint: init_match_scale 7.0 (was 5.0)" in log
+    capsys.readouterr()
+    assert cli.main(["push", str(tmp_path / "run"), "me/x", "--dry-run"]) == 0
+    assert "| 1 | wd | `0.2` | `0.05` |" in capsys.readouterr().out
 
 
 def test_what_a_run_is_built_of_cannot_be_changed_on_resume(ranks, flags, tmp_path):
@@ -303,7 +307,7 @@ def test_thirty_kills(ranks, flags, tmp_path):
     dice = random.Random(0)
     argv = flags("--epochs", "8", "--save-every-minutes", "0.01", "--delete-previous-checkpoint")
     run, kills, best = tmp_path / "run", 0, (0, 0)
-    while True:
+    for _ in range(60):  # starts: one for each kill, and for each time that the run ended before its kill
         pids = ranks.start(2, argv)
         if kills < 30:
             time.sleep(dice.uniform(0.5, 4.0))
@@ -324,6 +328,7 @@ def test_thirty_kills(ranks, flags, tmp_path):
             for path in (run / "checkpoints").iterdir():  # it got through: again from the start
                 path.unlink()
             best = (0, 0)
+    assert kills == 30 and codes == [0, 0]
     assert (run / "done").read_text() == f"{8 * 128} samples\n"
     assert torch.load(run / "checkpoints/epoch_8.pt", weights_only=True)["training"]["samples_seen"] == 8 * 128
     assert [path.name for path in (run / "checkpoints").glob("*.pt")] == ["epoch_8.pt"]

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from pcmepp_openclip.host.towers import Stack
 from pcmepp_openclip.models.towers import pool_last_block, single_query_attention
 
 N, L, C, HEADS = 5, 11, 24, 4
@@ -73,4 +74,4 @@ def test_another_attention_is_called_as_it_is():
 
     block, (x_NLC, _) = Block(), inputs(masked=False)
     expected = 2 * slow(attention(), x_NLC, None)
-    torch.testing.assert_close(pool_last_block([block], x_NLC, None, None, recompute=False), expected)
+    torch.testing.assert_close(pool_last_block(Stack([block], recompute=False), x_NLC, None, None), expected)

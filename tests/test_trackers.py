@@ -1,17 +1,15 @@
 """TensorBoard, W&B (offline) and the terminal: what a user sees of a run, before and after a restart."""
 
-import fcntl
 import json
 import os
-import pty
 import re
 import struct
 import subprocess
 import sys
-import termios
 
 import pytest
 from drawn_shards import write_shards
+from terminal import run_on_terminal
 
 
 @pytest.fixture(scope="module")
@@ -25,18 +23,9 @@ def resumed(tmp_path_factory):
     env = {**os.environ, "WANDB_MODE": "offline", "WANDB_DIR": str(folder), "WANDB_SILENT": "true"}
     first = subprocess.run([*command, "--epochs", "1"], env=env, cwd=folder, capture_output=True, text=True)
     assert first.returncode == 0, first.stderr
-    terminal, worker_side = pty.openpty()
-    fcntl.ioctl(worker_side, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
-    second = subprocess.Popen([*command, "--epochs", "2"], env=env, cwd=folder, stdout=worker_side, stderr=worker_side)
-    os.close(worker_side)
-    seen = b""
-    while True:
-        try:
-            seen += os.read(terminal, 65536)
-        except OSError:  # the other side is closed
-            break
-    assert second.wait() == 0, seen
-    return folder, first.stderr, seen.decode()
+    code, seen = run_on_terminal([*command, "--epochs", "2"], env=env, cwd=folder)
+    assert code == 0, seen
+    return folder, first.stderr, seen
 
 
 def test_tensorboard_goes_on_with_the_steps(resumed):

@@ -101,7 +101,7 @@ def test_a_plain_model_trains_to_the_bit_as_in_open_clip(tmp_path):
     flags += [",", "--batch-size", "8", "--epochs", "1", "--workers", "0", "--precision", "fp32", "--accum-freq", "2"]
     flags += ["--log-every-n-steps", "1", "--logs", str(tmp_path), "--warmup", "1", "--name"]
     assert train.main([*flags, "ours"]) == 0
-    assert not training.open_clip_train.main.main([*flags, "stock"])
+    assert not training.main.main([*flags, "stock"])
     ours, theirs = (
         torch.load(tmp_path / name / "checkpoints/epoch_1.pt", weights_only=True) for name in ("ours", "stock")
     )

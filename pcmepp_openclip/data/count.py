@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..training.coordination import end_children
+from ..system.processes import end_children
 from . import defects
 from .decode import BadImage, decode_image, open_image
 from .shards import IMAGE_SUFFIXES, TEXT_SUFFIX, ShardError, find_fault, read_groups

@@ -6,15 +6,18 @@ run, in a bounded amount of memory; tests/test_fuzz_config.py holds it to that.
 """
 
 import dataclasses
-import difflib
 import math
 import os
 from typing import Any
 
+import open_clip
+from open_clip import factory
 from open_clip.model import CLIPTextCfg, CLIPVisionCfg
 from open_clip.transform import PreprocessCfg
 
 from ..config import PCMEppCfg
+from ..system.text import did_you_mean
+from .towers import check_towers
 
 MODEL_KEYS = (
     *("embed_dim", "vision_cfg", "text_cfg", "pcmepp_cfg"),
@@ -97,6 +100,22 @@ def check_plain_config(config: Any, where: str) -> None:
         _check_preprocessing(config["preprocess_cfg"])
     except (ValueError, ArithmeticError) as error:
         raise ConfigRefused(f"The config of {where} is refused: {str(error)[:300]}") from None
+
+
+def named_elsewhere(model_cfg: dict) -> str | None:
+    """The first name of another model in a config that no config of open_clip's own has, or None.
+
+    Such a name leads to a repo of anyone's choice, which would be fetched when the model is built.
+    """
+    names = ("timm_model_name", "hf_model_name")
+    towers = ("vision_cfg", "text_cfg", "multimodal_cfg")
+
+    def named(cfg: dict) -> list[str]:
+        blocks = [cfg.get(tower) for tower in towers]
+        return [block[name] for block in blocks if isinstance(block, dict) for name in names if block.get(name)]
+
+    known = {name for model in open_clip.list_models() for name in named(factory.get_model_config(model) or {})}
+    return next((name for name in named(model_cfg) if name not in known), None)
 
 
 def _check(config: Any) -> None:
@@ -189,8 +208,6 @@ def _check_text(cfg: Any, block: dict, embed_dim: int) -> None:
 
 
 def _check_together(model: dict, vision: Any, text: Any, head_layers: int) -> None:
-    from . import check_towers
-
     check_towers(vision, text, head_layers)
     if model.get("quick_gelu") and (vision.act_kwargs or text.act_kwargs):
         raise ValueError("act_kwargs are for GELU, which a model with quick_gelu does not have.")
@@ -246,10 +263,8 @@ def _known(block: Any, keys: Any, name: str) -> None:
         raise ValueError(f"{name} must be an object, not {type(block).__name__}.")
     for key in block:
         if key not in keys:
-            close = difflib.get_close_matches(str(key), list(keys), n=1)
-            raise ValueError(
-                f"{name} has an unknown key {str(key)[:60]!r}" + (f"; meant '{close[0]}'?" if close else ".")
-            )
+            hint = did_you_mean(str(key), keys, otherwise=f"known keys: {', '.join(keys)}.")
+            raise ValueError(f"{name} has an unknown key {str(key)[:60]!r}; {hint}")
 
 
 def _number(key: str, value: Any, name: str) -> None:

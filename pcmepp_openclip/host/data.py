@@ -1,13 +1,18 @@
-"""The part of the host boundary (see `__init__.py`) that belongs to the data: what open_clip_train expects of it."""
+"""What open_clip_train expects of data, and what its transforms do to an image."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import open_clip
 import torch
-from open_clip_train.data import DataInfo, SharedEpoch
 from torch import Tensor
 from torchvision import transforms
+
+from . import seams
+
+seams.check_names(*seams.USED_BY_DATA)
+
+from open_clip_train.data import DataInfo, SharedEpoch  # noqa: E402  after the check
 
 MAX_RESIZED_PIXELS = 16_000_000
 

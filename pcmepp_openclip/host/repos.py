@@ -1,7 +1,7 @@
 """How open_clip finds a model by `hf-hub:ORG/NAME[@REVISION]` or `local-dir:FOLDER`, where it is a PCME++ one.
 
 Each function stands in the place of one of `open_clip.factory`, which it gets as its first argument. Repos of other
-models go their stock way, but for the revision. Of PCME++ repos the config is checked first (`validate.py`), weights
+models go their stock way, but for the revision. Of PCME++ repos the config is checked first (`config_check`), weights
 are safetensors only, a tokenizer comes from the repo itself, and weights that are not there are an error: open_clip
 would go on with random ones.
 """
@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from open_clip import factory
+from open_clip.tokenizer import HFTokenizer
 
 from .config_check import ConfigRefused, check_config
 
-CONFIG = "open_clip_config.json"
-WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors", "model.safetensors")
+CONFIG_FILE = "open_clip_config.json"
+WEIGHTS_FILE = "open_clip_model.safetensors"
+WEIGHTS_FILES = (WEIGHTS_FILE, "open_clip_pytorch_model.safetensors", "model.safetensors")  # in the order of preference
+OWN_TOKENIZER = "own"  # text_cfg.hf_tokenizer_name of a model whose tokenizer files lie beside its weights
 TOKENIZER_FILES = (  # no pattern that fits a file of code
     "tokenizer*.json",
     "vocab.json",
@@ -38,7 +41,7 @@ class Missing(str):
 
 
 def _missing(place: str, reason: str) -> Missing:
-    path = Missing(f"{place}/{WEIGHTS[0]}")
+    path = Missing(f"{place}/{WEIGHTS_FILE}")
     path.reason = reason
     return path
 
@@ -60,9 +63,9 @@ def parse_model_name(stock: Callable, model_name: str) -> tuple[str | None, str]
     if schema != "local-dir":
         return schema, identifier
     folder = Path(identifier)
-    if not (folder / CONFIG).exists() and (folder / "config.json").exists():
+    if not (folder / CONFIG_FILE).exists() and (folder / "config.json").exists():
         return "hf-hub", str(folder.absolute())  # a Hub id is never absolute, so the two cannot be confused
-    config = _read_json(folder / CONFIG)
+    config = _read_json(folder / CONFIG_FILE)
     if is_ours(config):
         check_config(config, model_name)
     return schema, identifier
@@ -105,7 +108,7 @@ def get_weights(stock: Callable, model_id: str, filename: str | None = None, **k
 
 def find_weights(stock: Callable, folder: Path) -> str | None:
     found = stock(folder)
-    if found is None and is_ours(_read_json(folder / CONFIG)):
+    if found is None and is_ours(_read_json(folder / CONFIG_FILE)):
         return _missing(str(folder), "the folder holds no weights")
     return found
 
@@ -114,7 +117,7 @@ def get_tokenizer(stock: Callable, model_name: str = "", *args: Any, **kwargs: A
     """open_clip takes any failure to read a config for a repo that is a tokenizer: not where the config was refused."""
     schema, identifier = factory.parse_model_name(model_name)
     if schema == "local-dir":
-        config = _read_json(Path(identifier) / CONFIG)
+        config = _read_json(Path(identifier) / CONFIG_FILE)
         if is_ours(config) and config["model_cfg"]["text_cfg"].get("hf_tokenizer_name"):
             check_tokenizer(Path(identifier), model_name)
     if schema == "hf-hub":
@@ -130,6 +133,18 @@ def get_tokenizer(stock: Callable, model_name: str = "", *args: Any, **kwargs: A
 def hf_tokenizer(stock: Callable, *args: Any, **kwargs: Any) -> Any:
     """`HFTokenizer`. Left to itself the library asks on the terminal whether to run the code of a repo."""
     return stock(*args, **{"trust_remote_code": False, **kwargs})
+
+
+def never_ask() -> None:
+    """For commands: a repo that wants its code to be run is an error, not a question on the terminal."""
+    from transformers import dynamic_module_utils
+
+    dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0  # seconds that it waits for an answer
+
+
+def load_tokenizer(name: str) -> Any:
+    """open_clip's wrapper of a Hugging Face tokenizer, by the name of a repo or folder; no code of it is run."""
+    return HFTokenizer(name, trust_remote_code=False)
 
 
 def check_tokenizer(folder: Path, where: str) -> None:
@@ -157,7 +172,7 @@ def _our_weights(repo_id: str, **kwargs: Any) -> str:
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     reason = "the repo holds no weights in safetensors; others are not loaded"
-    for name in WEIGHTS:
+    for name in WEIGHTS_FILES:
         try:
             return hf_hub_download(repo_id, name, **kwargs)
         except LocalEntryNotFoundError as error:

@@ -1,137 +1,220 @@
-"""The host boundary for training: the seams of `open_clip_train`, of which stock `main` is run unmodified.
+"""open_clip's training, whose `main` is run unmodified with ours in the place of some functions that it calls.
 
-`main` and its loop look names up in their modules when they need them. While `run_main` runs some of these names are
-ours; afterwards they are the stock ones again.
+`main` and its loop look names up in their modules when they need them. While `run_main` runs, the names in
+`seams.TRAINING` are ours; afterwards they are the stock ones again. They call a `Hooks`, in terms of its own: the
+signatures and flags of open_clip stay here.
 """
 
-import builtins
 import contextlib
+import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
 
-import open_clip_train.logger
-import open_clip_train.main
-import open_clip_train.params
-import open_clip_train.train
-import torch
-from open_clip_train.distributed import world_info_from_env  # noqa: F401  for `train`
+import open_clip
+from open_clip.tokenizer import HFTokenizer
 from torch import nn
 
-stock_parse_args = open_clip_train.params.parse_args
-stock_train_one_epoch = open_clip_train.train.train_one_epoch
-stock_evaluate = open_clip_train.train.evaluate
-stock_get_data = open_clip_train.main.get_data
-stock_get_latest_checkpoint = open_clip_train.main.get_latest_checkpoint
-stock_pt_load = open_clip_train.main.pt_load
-_stock_load_optimizer = torch.optim.Optimizer.load_state_dict
+from . import flags, registration, seams
+from .calls import VALIDATION, EpochCall, ValidationCall, metrics_of, stock_evaluate
+from .data import bounded
+from .parallel import ddp_class, innermost, load_optimizer
+from .trainer import logger, main, world_info_from_env
 
-OPTIMIZER_FLAGS = ("lr", "betas", "eps", "weight_decay", "momentum")  # as torch and timm name what the flags set
+__all__ = ["innermost", "metrics_of", "run_main", "stock_evaluate", "stock_get_data", "world_info_from_env"]
 
-
-def trains_on_cpu(args: Any) -> bool:
-    """Whether stock `main` will take the CPU: asked for by --device, or for want of the device that is."""
-    kind = args.device.partition(":")[0]
-    return kind == "cpu" or (kind == "cuda" and not torch.cuda.is_available())
+stock_get_data = main.get_data
+stock_pt_load = main.pt_load
+_stock_get_latest_checkpoint = main.get_latest_checkpoint
 
 
-@contextlib.contextmanager
-def replaced(module: Any, **names: Any) -> Iterator[None]:
-    """The attributes of `module` given by keyword, while the context lasts."""
-    missing = object()
-    before = {name: vars(module).get(name, missing) for name in names}
-    for name, value in names.items():
-        setattr(module, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is missing:
-                delattr(module, name)
-            else:
-                setattr(module, name, value)
+class Hooks(Protocol):
+    """What `run_main` calls, in the order of a run."""
+
+    def newest_checkpoint(self) -> Path | None:
+        """The checkpoint of the run folder to resume from."""
+
+    def load_checkpoint(self, path: str) -> dict:
+        """A checkpoint, as `main` takes it."""
+
+    def check_data(self, data: dict) -> None:
+        """Called with what `get_data` gives."""
+
+    def watch_loss(self, loss: nn.Module, saves: bool) -> nn.Module:
+        """The loss to train with. `saves` is whether this rank writes to the run folder."""
+
+    def train_epoch(self, epoch: EpochCall) -> None: ...
+
+    def validate(self, call: ValidationCall) -> dict:
+        """The metrics."""
 
 
-def run_main(argv: list[str], **names: Callable) -> int:
-    """open_clip's `main`, with some of the functions that it calls replaced by name; its exit code."""
-    for name in names:
-        if not hasattr(open_clip_train.main, name):
-            raise ImportError(f"open_clip_train.main has no {name}: this open_clip is not supported.")
-    with (
-        replaced(open_clip_train.main, **names),
-        replaced(torch.nn.parallel, DistributedDataParallel=DDP),
-        replaced(torch.optim.Optimizer, load_state_dict=_load_optimizer),
-    ):
-        return open_clip_train.main.main(argv) or 0
-
-
-def _load_optimizer(optimizer: torch.optim.Optimizer, state_dict: dict) -> None:
-    """torch's, which takes the checkpoint's --wd, --beta1, ... over those of the command line, with these kept."""
-    wanted = [{name: group[name] for name in OPTIMIZER_FLAGS if name in group} for group in optimizer.param_groups]
-    _stock_load_optimizer(optimizer, state_dict)
-    for group, flags in zip(optimizer.param_groups, wanted, strict=True):
-        group.update(flags)
-
-
-def stock_setup_logging(*args: Any) -> None:
-    """open_clip's, which turns every logger up, less the pages that torch's compiler then prints at exit."""
-    from ..system.redact import redact_logs
-
-    open_clip_train.logger.setup_logging(*args)
-    redact_logs()
-    for name in logging.root.manager.loggerDict:
-        if name.startswith(("torch._", "torch.fx")):
-            logging.getLogger(name).setLevel(logging.WARNING)
-
-
-def steps(batches: Iterable, hook: Callable[[Iterable], Iterator]) -> contextlib.AbstractContextManager:
-    """While it lasts, the training loop's `enumerate(batches)` is `hook(batches)`: code between the steps."""
-
-    def enumerate_(iterable: Iterable, *args: Any) -> Iterator:
-        return hook(iterable) if iterable is batches else builtins.enumerate(iterable, *args)
-
-    return replaced(open_clip_train.train, enumerate=enumerate_)
-
-
-def metrics_of(compute: Callable) -> contextlib.AbstractContextManager:
-    """While it lasts, `compute(image_features, text_features, logit_scale)` gives the validation's metrics."""
-    return replaced(open_clip_train.train, get_clip_metrics=compute)
-
-
-class DDP(nn.parallel.DistributedDataParallel):
-    """DDP as open_clip calls it, that also runs on CPUs and reduces gradients once for k accumulated passes.
+def run_main(
+    argv: list[str], args: Namespace, begin: Callable[[flags.RunSettings], Hooks], get_data: Callable, passes: int
+) -> int:
+    """open_clip's `main` on these arguments; its exit code.
 
     Arguments:
-        passes: how many forward passes with gradients make a step (a class attribute, since `main` builds the
-            instance; 1 where every pass is reduced, as stock open_clip does).
+        begin: called once, when the ranks and the run folder are set up and nothing is built yet.
+        get_data: a function with the signature of open_clip's.
+        passes: forward passes with gradients that make a step, of which only the last one reduces gradients; 1 to
+            reduce them in every pass, as open_clip does.
+    """
+    return _Main(args, begin, get_data).run(argv, passes)
+
+
+class _Main:
+    """The functions that `main` calls, each under its name there, and the arguments that it works on.
+
+    These are a copy, since `main` writes to them, and must be told not to save: `TrainingHooks` does.
     """
 
-    passes = 1
+    def __init__(self, args: Namespace, begin: Callable[[flags.RunSettings], Hooks], get_data: Callable):
+        self.keep_latest, self.args = args.save_most_recent, copy.copy(args)
+        self.args.save_most_recent = False
+        self.begin, self.stock_data = begin, get_data
+        self.ledger = seams.Ledger()
+        self.resumes_latest = args.resume == "latest"
+        self.start_epoch: int | None = None  # of the checkpoint that the run was resumed from
+        self.data: dict = {}
+        self.saves = False
+        self._hooks: Hooks | None = None
 
-    def __init__(self, module: nn.Module, device_ids: Any = None, **kwargs: Any):
-        on_cpu = next(module.parameters()).device.type == "cpu"
-        super().__init__(module, device_ids=None if on_cpu else device_ids, **kwargs)
-        self._pass = 0
+    def run(self, argv: list[str], passes: int) -> int:
+        with contextlib.ExitStack() as stack:
+            for seam in seams.MAIN:
+                stack.enter_context(seam.replaced(self.ledger.noting(seam, getattr(self, seam.name))))
+            ddp = ddp_class(passes, on_use=lambda: self.ledger.enter(seams.DDP))
+            stack.enter_context(seams.DDP.replaced(ddp))
+            stack.enter_context(seams.OPTIMIZER.replaced(self.ledger.noting(seams.OPTIMIZER, load_optimizer)))
+            code = main.main(argv) or 0
+        if code == 0:
+            self._check_end()
+        return code
 
-    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        """Takes names with and without the `module.` that stock open_clip saves."""
-        return self.module.load_state_dict(plain_names(state_dict), *args, **kwargs)
+    @property
+    def hooks(self) -> Hooks:
+        self._expect("setup_logging")
+        assert self._hooks is not None
+        return self._hooks
 
-    @torch.compiler.disable(recursive=False)
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self.passes > 1 and torch.is_grad_enabled():
-            self._pass = (self._pass + 1) % self.passes
-            self.require_backward_grad_sync = self._pass == 0
-        return super().forward(*args, **kwargs)
+    def _expect(self, *names: str) -> None:
+        """HostChanged if `main` has not called one of these functions, which it does before the one it is in."""
+        self.ledger.expect(*(seam for seam in seams.MAIN if seam.name in names))
+
+    def _expect_set_up(self) -> None:
+        self._expect("create_model_and_transforms", "get_tokenizer", "get_data")
+        if self.args.distributed and not self.args.horovod:
+            self.ledger.expect(seams.DDP)
+        if self.resumes_latest and self.args.rank == 0:
+            self._expect("get_latest_checkpoint")
+        if self.args.resume is not None:
+            self._expect("pt_load")
+        if self.start_epoch is not None and "train" in self.data:
+            self.ledger.expect(seams.OPTIMIZER)
+
+    def _check_end(self) -> None:
+        self._expect("parse_args", "setup_logging")
+        self._expect_set_up()
+        if "train" not in self.data:
+            return self._expect("evaluate")
+        self._expect("create_loss")
+        if (self.start_epoch or 0) < self.args.epochs:
+            self._expect("train_one_epoch")
+            if not self.data.keys().isdisjoint(VALIDATION):
+                self._expect("evaluate")
+
+    # What `main` calls, in its order.
+
+    def parse_args(self, _argv: list[str]) -> Namespace:
+        return self.args
+
+    def setup_logging(self, *args: Any) -> None:
+        """open_clip's, which turns every logger up, less the pages that torch's compiler then prints at exit."""
+        from ..system.redact import redact_logs
+
+        self._expect("parse_args")
+        logger.setup_logging(*args)
+        redact_logs()
+        for name in logging.root.manager.loggerDict:
+            if name.startswith(("torch._", "torch.fx")):
+                logging.getLogger(name).setLevel(logging.WARNING)
+        self._hooks = self.begin(flags.run_settings(self.args, self.keep_latest))
+
+    def get_latest_checkpoint(self, path: str, remote: bool) -> str | None:
+        if remote:
+            return _stock_get_latest_checkpoint(path, remote)
+        found = self.hooks.newest_checkpoint()
+        return str(found) if found else None
+
+    def create_model_and_transforms(self, model_name: str, *args: Any, **kwargs: Any) -> Any:
+        self._expect("setup_logging")
+        if self.args.pcmepp_cfg is not None and model_name == self.args.model:
+            kwargs["pcmepp_cfg"] = self.args.pcmepp_cfg
+        before = registration.LEDGER.calls.copy()
+        try:
+            model, for_training, for_validation = open_clip.create_model_and_transforms(model_name, *args, **kwargs)
+        except TypeError:  # for a class that does not know `pcmepp_cfg`: it was not ours
+            if "pcmepp_cfg" in kwargs:
+                registration.LEDGER.expect(*(x for x in seams.LIBRARY if x.name == "CLIP"), since=before)
+            raise
+        pretrained = args[0] if args else kwargs.get("pretrained")
+        for seam, times in _library_seams(model_name, model, pretrained):
+            registration.LEDGER.expect(seam, since=before, times=times)
+        return model, for_training, bounded(for_validation)
+
+    def pt_load(self, path: str, map_location: Any = None) -> dict:
+        checkpoint = self.hooks.load_checkpoint(path)
+        self.start_epoch = checkpoint.get("epoch")
+        return checkpoint
+
+    def get_tokenizer(self, *args: Any, **kwargs: Any) -> Any:
+        before = registration.LEDGER.calls.copy()
+        tokenizer = open_clip.get_tokenizer(*args, **kwargs)
+        if isinstance(tokenizer, HFTokenizer):
+            registration.LEDGER.expect(*(x for x in seams.LIBRARY if x.name == "HFTokenizer"), since=before)
+        return tokenizer
+
+    def get_data(self, *args: Any, **kwargs: Any) -> dict:
+        self._expect("create_model_and_transforms", "get_tokenizer")
+        self.data = self.stock_data(*args, **kwargs)
+        self.hooks.check_data(self.data)
+        return self.data
+
+    def create_loss(self, args: Namespace) -> nn.Module:
+        """The last call before the first epoch. From here on `main` does not save."""
+        self._expect("get_data")
+        self.saves, args.save_logs = bool(args.save_logs), False
+        return self.hooks.watch_loss(open_clip.create_loss(args), self.saves)
+
+    def train_one_epoch(self, *args: Any, **kwargs: Any) -> None:
+        self._expect_set_up()
+        self._expect("create_loss")
+        self.hooks.train_epoch(EpochCall(args, kwargs))
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict:
+        self._expect_set_up()
+        call = ValidationCall(args, kwargs)
+        if "train" in call.data:
+            self._expect("train_one_epoch")
+            call.write_results(self.saves)
+        return self.hooks.validate(call)
 
 
-def innermost(model: nn.Module) -> nn.Module:
-    """The model within what `main` wraps it in: DDP, torch.compile."""
-    for wrapper in ("_orig_mod", "module"):
-        model = getattr(model, wrapper, model)
-    return model
-
-
-def plain_names(state_dict: dict) -> dict:
-    """A state dict without the `module.` of DDP."""
-    return {name.removeprefix("module."): value for name, value in state_dict.items()}
+def _library_seams(model_name: str, model: nn.Module, pretrained: str | None) -> list[tuple[seams.Seam, int]]:
+    """What `create_model` enters for such a model, and how often."""
+    schema, colon, rest = model_name.partition(":")
+    times = {"parse_model_name": 1}
+    if not colon:
+        times |= {"get_model_config": 1} | ({"load_checkpoint": 1} if pretrained else {})
+    elif schema == "hf-hub":
+        times |= {"_get_hf_config": 1, "download_pretrained_from_hf": 2}  # for the config and for the weights
+    elif (Path(rest) / registration.repos.CONFIG_FILE).is_file():
+        times |= {"_find_checkpoint_in_dir": 1}
+    for kind in ("CoCa", "CustomTextCLIP", "CLIP"):
+        if isinstance(model, getattr(open_clip, kind)):
+            times[kind] = 1
+            break
+    return [(seam, times[seam.name]) for seam in seams.LIBRARY if seam.caller and seam.name in times]

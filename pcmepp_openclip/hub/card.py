@@ -160,6 +160,15 @@ def _training(facts: Facts) -> str:
     values = [(_plain(name), f"`{_plain(value, code=True)}`") for name, value in about["hyperparameters"].items()]
     parts.append(_table(("name", "value"), values))
     parts.append("</details>")
+    if about.get("changes"):
+        changes = [
+            (f"{change['step']:,}", _plain(name), *(f"`{_plain(value, code=True)}`" for value in pair))
+            for change in about["changes"]
+            for name, pair in change.items()
+            if name != "step"
+        ]
+        parts.append("Hyperparameters that were changed when the run was resumed:")
+        parts.append(_table(("from step", "name", "before", "after"), changes))
     if about["versions"]:
         versions = [f"{_plain(name)} {_plain(version)}" for name, version in about["versions"].items()]
         parts.append(f"Versions: {', '.join(versions)}.")

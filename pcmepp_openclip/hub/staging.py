@@ -12,16 +12,14 @@ from typing import Any
 
 import open_clip
 import torch
-from open_clip.tokenizer import HFTokenizer
 
-from .. import host
-from ..host import config_check
+from ..host import config_check, never_ask, repos, weights
 from ..models import export
 from ..runs import checkpoints, record
 from . import card, figures
 from .facts import Facts
 
-KEPT = (export.WEIGHTS, export.CONFIG, export.CARD, figures.LOSS, figures.UNCERTAINTY, *host.repos.TOKENIZER_FILES)
+KEPT = (repos.WEIGHTS_FILE, repos.CONFIG_FILE, export.CARD, figures.LOSS, figures.UNCERTAINTY, *repos.TOKENIZER_FILES)
 
 
 @dataclass(frozen=True)
@@ -43,16 +41,16 @@ class PushRequest:
 
 def stage(request: PushRequest, folder: Path) -> str:
     """Write what is to be pushed to the folder `folder`; the message of the commit."""
-    host.never_ask()
+    never_ask()
     path = request.path
-    if (path / export.CONFIG).is_file():
+    if (path / repos.CONFIG_FILE).is_file():
         return _copy_local_dir(request, folder)
     if path.is_dir():
         found = checkpoints.newest_good(path / "checkpoints")
         if found is None:
             raise ValueError(
-                f"{path} holds neither {export.CONFIG} nor a good checkpoints/epoch_N.pt: name a run, a .pt file or a "
-                "local-dir."
+                f"{path} holds neither {repos.CONFIG_FILE} nor a good checkpoints/epoch_N.pt: name a run, a .pt file "
+                "or a local-dir."
             )
         return _from_checkpoint(found, request, path, folder)
     if not path.is_file():
@@ -65,7 +63,7 @@ def _from_checkpoint(path: Path, request: PushRequest, run: Path | None, folder:
     checkpoint = _read(path)
     about = record.checked(checkpoint.get("about"))
     training = checkpoint["training"] if isinstance(checkpoint.get("training"), dict) else {}
-    tensors = {str(name).removeprefix("module."): tensor for name, tensor in checkpoint["state_dict"].items()}
+    tensors = weights.plain_names(checkpoint["state_dict"])
     if not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
         raise ValueError(f"{path} is no checkpoint: its state_dict holds more than tensors.")
     config = _config(path, about, request.model, tensors)
@@ -108,7 +106,7 @@ def _read(path: Path) -> dict[str, Any]:
             ) from None
         if isinstance(loaded, dict) and isinstance(loaded.get("state_dict"), dict):
             return loaded
-    return {"state_dict": host.read_state_dict(path)}
+    return {"state_dict": weights.read_state_dict(path)}
 
 
 def _config(path: Path, about: dict, name: str | None, tensors: dict) -> dict:
@@ -130,7 +128,7 @@ def _config(path: Path, about: dict, name: str | None, tensors: dict) -> dict:
         raise ValueError(f"{path}: its config is not JSON: use --model.") from None
     _check(config, str(path))
     try:
-        expected = host.shapes_of(config["model_cfg"])
+        expected = weights.shapes_of(config["model_cfg"])
     except Exception as error:  # whatever open_clip makes of a config that it was not written for
         raise ValueError(
             f"{path}: no model can be built of its config ({type(error).__name__}): use --model."
@@ -147,10 +145,10 @@ def _config(path: Path, about: dict, name: str | None, tensors: dict) -> dict:
 
 def _check(config: Any, where: str) -> None:
     """ValueError for a config that no model of anyone's should be built of."""
-    if host.repos.is_ours(config):
+    if repos.is_ours(config):
         return config_check.check_config(config, where)
     config_check.check_plain_config(config, where)
-    if name := host.named_elsewhere(config["model_cfg"]):
+    if name := config_check.named_elsewhere(config["model_cfg"]):
         raise ValueError(f"The config of {where} is refused: it names another model, {name!r:.60}: use --model.")
 
 
@@ -160,8 +158,8 @@ def _tokenizer(path: Path, config: dict) -> Any:
         return None
     try:
         if Path(name).is_dir():
-            host.repos.check_tokenizer(Path(name), str(path))
-        tokenizer = HFTokenizer(name, trust_remote_code=False)
+            repos.check_tokenizer(Path(name), str(path))
+        tokenizer = repos.load_tokenizer(name)
     except Exception as error:  # of the library, of any kind
         reason = " ".join(str(error).split())[:200]
         if "trust_remote_code" in reason:
@@ -190,24 +188,24 @@ def _last(path: Path, epoch: int | None) -> dict[str, Any]:
 
 def _copy_local_dir(request: PushRequest, folder: Path) -> str:
     source = request.path
-    if not (source / export.WEIGHTS).is_file():
-        raise ValueError(f"{source} has no {export.WEIGHTS}: only safetensors are pushed, no pickles.")
+    if not (source / repos.WEIGHTS_FILE).is_file():
+        raise ValueError(f"{source} has no {repos.WEIGHTS_FILE}: only safetensors are pushed, no pickles.")
     folder.mkdir(parents=True, exist_ok=True)
     for pattern in KEPT:
         for path in source.glob(pattern):
             if not (folder / path.name).exists():  # it may fit two patterns
                 _copy(path, folder / path.name)
     try:
-        config = json.loads((folder / export.CONFIG).read_text(encoding="utf-8"))
+        config = json.loads((folder / repos.CONFIG_FILE).read_text(encoding="utf-8"))
         _check_exported(config, str(source))
-        tensors = host.read_state_dict(folder / export.WEIGHTS)
+        tensors = weights.read_state_dict(folder / repos.WEIGHTS_FILE)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{source} is not a folder that open_clip exports: {error}") from None
     text_cfg = config["model_cfg"]["text_cfg"]
     if text_cfg.get("hf_tokenizer_name"):
-        host.repos.check_tokenizer(folder, str(source))
-        text_cfg["hf_tokenizer_name"] = host.OWN_TOKENIZER
-        (folder / export.CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        repos.check_tokenizer(folder, str(source))
+        text_cfg["hf_tokenizer_name"] = repos.OWN_TOKENIZER
+        (folder / repos.CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     if not (folder / export.CARD).exists():
         parameters = sum(tensor.numel() for tensor in tensors.values())
         facts = Facts(request.repo_id, config, parameters, request.license)
@@ -216,11 +214,11 @@ def _copy_local_dir(request: PushRequest, folder: Path) -> str:
 
 
 def _check_exported(config: Any, where: str) -> None:
-    if host.repos.is_ours(config):
+    if repos.is_ours(config):
         return config_check.check_config(config, where)
     model = config.get("model_cfg") if isinstance(config, dict) else None
     if not isinstance(model, dict) or not all(isinstance(model.get(key), dict) for key in ("vision_cfg", "text_cfg")):
-        raise ValueError(f"its {export.CONFIG} has no model_cfg with vision_cfg and text_cfg.")
+        raise ValueError(f"its {repos.CONFIG_FILE} has no model_cfg with vision_cfg and text_cfg.")
 
 
 def _copy(source: Path, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The process that pushes for a training run. Started by `pusher.py`, which it talks to in lines of JSON.
+"""The process that pushes for a training run. Started by the run's `Pusher`, which it talks to in lines of JSON.
 
 In:  first {"target", "run", "license", "tag"}, then {"checkpoint", "step"} for each one, {"finish": true} at the end.
 Out: {"pushed": step, "url"} and {"said": a sentence}.
@@ -6,13 +6,14 @@ Out: {"pushed": step, "url"} and {"said": a sentence}.
 Only the newest checkpoint is kept waiting. If the training process dies, so does this one.
 """
 
-import contextlib
 import json
 import os
 import sys
 import threading
 from pathlib import Path
 from typing import Any
+
+from . import queue
 
 _parent = os.fdopen(os.dup(1), "w")
 
@@ -38,7 +39,7 @@ class Inbox:
                     self.closed = True
                 else:
                     if self.newest is not None:
-                        drop(self.newest)
+                        queue.drop(Path(self.newest["checkpoint"]))
                     self.newest = message
                 self._changed.notify()
         if not self.closed:
@@ -72,13 +73,12 @@ def main() -> None:
 
             tell(said=f"step {message['step']} was not pushed: {type(error).__name__}: {clean(str(error))}.")
         finally:
-            drop(message)
+            queue.drop(Path(message["checkpoint"]))
 
 
 def push(message: dict, settings: dict, inbox: Inbox) -> str:
     import tempfile
 
-    from ..training.push import STAGING
     from . import staging, upload
 
     def say(line: str) -> None:
@@ -88,21 +88,11 @@ def push(message: dict, settings: dict, inbox: Inbox) -> str:
 
     run = Path(settings["run"])
     target = upload.HubTarget(**settings["target"])
-    with tempfile.TemporaryDirectory(dir=run, prefix=STAGING) as place:
+    with tempfile.TemporaryDirectory(dir=run, prefix=queue.STAGING) as place:
         request = staging.PushRequest(Path(message["checkpoint"]), target.repo_id, settings["license"], run=run)
         text = staging.stage(request, Path(place))
         tag = f"step-{message['step']}" if settings["tag"] else None
         return upload.push(Path(place), target, text, tag, say).url
-
-
-def drop(message: dict) -> None:
-    """Remove the link to a checkpoint, never the checkpoint itself."""
-    from ..training.push import QUEUE
-
-    path = Path(message["checkpoint"])
-    if path.parent.name == QUEUE:
-        with contextlib.suppress(OSError):
-            path.unlink()
 
 
 def tell(**word: Any) -> None:

@@ -7,7 +7,7 @@ python -c "import open_clip; open_clip.create_model('ViT-B-16', pretrained='clip
 import argparse
 from pathlib import Path
 
-from .. import host
+from ..host import weights
 from ..system import files
 from ..system.redact import printable
 from .pcmepp import is_pcmepp_parameter
@@ -40,7 +40,7 @@ def to_clip(source: Path, target: Path) -> tuple[list[str], list[str]]:
     if not source.is_file():
         raise ValueError(f"{source}: there is no such file.")
     files.check_folder(target.parent, "The folder")
-    state_dict = host.read_state_dict(source)
+    state_dict = weights.read_state_dict(source)
     dropped = [name for name in state_dict if is_pcmepp_parameter(name)]
     if not dropped:
         raise ValueError(f"{source} has no log-variance branch: it is not a PCME++ checkpoint.")

@@ -17,14 +17,12 @@ from typing import Any
 import open_clip
 from torch import Tensor, nn
 
-from .. import host
+from ..host.repos import CONFIG_FILE, OWN_TOKENIZER, WEIGHTS_FILE
+from ..host.towers import config_as_built
 from ..system import files
 from .pcmepp import PCMEppCLIP
 
-WEIGHTS = "open_clip_model.safetensors"
-CONFIG = "open_clip_config.json"
 CARD = "README.md"
-PREPROCESSING = ("mean", "std", "interpolation", "resize_mode", "fill_color")  # the size is the model's own
 
 
 def export_model(
@@ -46,18 +44,9 @@ def model_config_of(model: nn.Module, config: str | dict) -> dict:
     if found is None:
         raise ValueError(f"There is no model config '{config}': see open_clip.list_models().")
     model_cfg = json.loads(json.dumps(found))
-    inner: Any = model
-    if isinstance(inner, PCMEppCLIP):
-        model_cfg["pcmepp_cfg"] = inner.pcmepp_cfg.as_json()
-    if getattr(inner, "logit_bias", None) is not None:
-        model_cfg.setdefault("init_logit_bias", -10.0)  # that there is one; its value is among the weights
-    if "hf_model_name" not in model_cfg["text_cfg"] and "multimodal_cfg" not in model_cfg:  # theirs mean another length
-        model_cfg["text_cfg"]["context_length"] = inner.context_length
-    size = inner.visual.image_size
-    height, width = size if isinstance(size, (tuple, list)) else (size, size)
-    model_cfg["vision_cfg"]["image_size"] = height if height == width else [height, width]
-    preprocess_cfg = {name: inner.visual.preprocess_cfg[name] for name in PREPROCESSING}
-    return {"model_cfg": model_cfg, "preprocess_cfg": preprocess_cfg}
+    if isinstance(model, PCMEppCLIP):
+        model_cfg["pcmepp_cfg"] = model.pcmepp_cfg.as_json()
+    return config_as_built(model, model_cfg)
 
 
 def write_folder(
@@ -68,10 +57,10 @@ def write_folder(
     config = json.loads(json.dumps(config))
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-        config["model_cfg"]["text_cfg"]["hf_tokenizer_name"] = host.OWN_TOKENIZER  # not where it once came from
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        config["model_cfg"]["text_cfg"]["hf_tokenizer_name"] = OWN_TOKENIZER  # not where it once came from
+    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     weights = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    files.save_tensors(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    files.save_tensors(weights, folder / WEIGHTS_FILE, metadata={"format": "pt"})
     if card is not None:
         (folder / CARD).write_text(card, encoding="utf-8")
     return folder

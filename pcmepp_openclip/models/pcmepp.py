@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import host
 from ..config import PCMEppCfg
 from ..gaussian import Gaussian, full_precision
+from ..host import towers as host
 from .towers import pool_last_block, run_blocks
 
 MIN_A = 1e-2
@@ -69,6 +69,7 @@ class PCMEppCLIP(host.CLIP):
         self_cfg = PCMEppCfg.parse(pcmepp_cfg)
         host.check_towers(vision_cfg, text_cfg, self_cfg.head_layers)
         super().__init__(embed_dim, vision_cfg, text_cfg, quick_gelu=quick_gelu, cast_dtype=cast_dtype, **clip_kwargs)
+        host.check_parts(self)
         self.pcmepp_cfg = self_cfg
         build: dict[str, Any] = {"layers": self_cfg.head_layers, "quick_gelu": quick_gelu, "cast_dtype": cast_dtype}
         self.visual.uncertainty_transformer = host.image_blocks(vision_cfg, **build)
@@ -134,7 +135,7 @@ class PCMEppCLIP(host.CLIP):
         if text is not None:
             self._check_text(text)
             padded = F.pad(text, (0, self.context_length - text.shape[1]))  # CLIP's own takes full texts only
-        splits = self._image_shared()[-1], self._text_shared()[-1]
+        splits = self._image_shared().blocks[-1], self._text_shared().blocks[-1]
         with host.outputs_of(splits[0]) as image_out, host.outputs_of(splits[1]) as text_out:
             out = super().forward_intermediates(image, padded, *args, **kwargs)
         if text is not None:
@@ -154,86 +155,59 @@ class PCMEppCLIP(host.CLIP):
     @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         super().set_grad_checkpointing(enable)
-        self.visual.uncertainty_transformer.grad_checkpointing = enable
-        self.uncertainty_transformer.grad_checkpointing = enable
+        host.set_recompute(self.visual.uncertainty_transformer, enable)
+        host.set_recompute(self.uncertainty_transformer, enable)
 
     # The image tower, in the order of computation.
 
-    def _image_shared(self) -> nn.ModuleList:
-        return self.visual.transformer.resblocks[: -self.pcmepp_cfg.head_layers]
-
     def _image_trunk(self, image: Tensor) -> Tensor:
         self._check_image(image)
-        x_NLC = host.embed_image(self.visual, image)
-        return run_blocks(self._image_shared(), x_NLC, None, self.visual.transformer.grad_checkpointing)
+        return run_blocks(self._image_shared(), host.embed_image(self, image), None)
+
+    def _image_shared(self) -> host.Stack:
+        return host.stack(self.visual.transformer, stop=-self.pcmepp_cfg.head_layers)
 
     def _image_mean(self, x_NLC: Tensor) -> Tensor:
-        transformer = self.visual.transformer
-        blocks = transformer.resblocks[-self.pcmepp_cfg.head_layers :]
-        return host.project_image(
-            self.visual, pool_last_block(blocks, x_NLC, None, None, transformer.grad_checkpointing)
-        )
+        blocks = host.stack(self.visual.transformer, start=-self.pcmepp_cfg.head_layers)
+        return host.project_image(self, pool_last_block(blocks, x_NLC, None, None))
 
     def _image_logvar(self, x_NLC: Tensor) -> Tensor:
-        transformer = self.visual.uncertainty_transformer
-        x_N1C = pool_last_block(transformer.resblocks, x_NLC, None, None, transformer.grad_checkpointing)
+        x_N1C = pool_last_block(host.stack(self.visual.uncertainty_transformer), x_NLC, None, None)
         return _logvar(x_N1C, self.visual.uncertainty_proj, self.visual.uncertainty_bias)
 
     # The text tower, likewise.
 
-    def _text_shared(self) -> nn.ModuleList:
-        return self.transformer.resblocks[: -self.pcmepp_cfg.head_layers]
-
-    def _text_mask(self, length: int) -> Tensor | None:
-        return None if self.attn_mask is None else self.attn_mask[:length, :length]
-
-    def _text_token(self, text: Tensor) -> Tensor | None:
-        if self.text_pool_type == "first":
-            return None
-        ids = text if self.text_pool_type == "argmax" else (text == self.text_eos_id).int()
-        return ids.argmax(dim=-1)
-
     def _text_trunk(self, text: Tensor) -> Tensor:
         self._check_text(text)
-        length, dtype = text.shape[1], self.transformer.get_cast_dtype()
-        x_NLC = self.token_embedding(text).to(dtype) + self.positional_embedding[:length].to(dtype)
-        return run_blocks(self._text_shared(), x_NLC, self._text_mask(length), self.transformer.grad_checkpointing)
+        return run_blocks(self._text_shared(), host.embed_text(self, text), host.text_mask(self, text.shape[1]))
+
+    def _text_shared(self) -> host.Stack:
+        return host.stack(self.transformer, stop=-self.pcmepp_cfg.head_layers)
 
     def _text_mean(self, x_NLC: Tensor, text: Tensor) -> Tensor:
-        blocks = self.transformer.resblocks[-self.pcmepp_cfg.head_layers :]
-        recompute = self.transformer.grad_checkpointing
-        x_N1C = pool_last_block(blocks, x_NLC, self._text_token(text), self._text_mask(text.shape[1]), recompute)
-        x_NC = self.ln_final(x_N1C).squeeze(1)
-        if self.text_projection is None:
-            return x_NC
-        if isinstance(self.text_projection, nn.Linear):
-            return self.text_projection(x_NC)
-        return x_NC @ self.text_projection
+        blocks = host.stack(self.transformer, start=-self.pcmepp_cfg.head_layers)
+        return host.project_text(self, self._pool_text(blocks, x_NLC, text))
 
     def _text_logvar(self, x_NLC: Tensor, text: Tensor) -> Tensor:
-        transformer = self.uncertainty_transformer
-        x_N1C = pool_last_block(
-            transformer.resblocks,
-            x_NLC,
-            self._text_token(text),
-            self._text_mask(text.shape[1]),
-            transformer.grad_checkpointing,
-        )
+        x_N1C = self._pool_text(host.stack(self.uncertainty_transformer), x_NLC, text)
         return _logvar(x_N1C, self.uncertainty_text_projection, self.uncertainty_text_bias)
+
+    def _pool_text(self, blocks: host.Stack, x_NLC: Tensor, text: Tensor) -> Tensor:
+        mask_LL = host.text_mask(self, text.shape[1])
+        return pool_last_block(blocks, x_NLC, host.text_token(self, text), mask_LL)
 
     # What a user may pass by mistake.
 
     def _check_image(self, image: Tensor) -> None:
-        expected = (3, *self.visual.image_size)
-        weight = self.visual.conv1.weight
+        expected, dtype = host.image_shape(self), host.image_dtype(self)
         if not isinstance(image, Tensor):
             raise ValueError(f"An image batch must be a tensor (use the model's preprocessing), not {type(image)}.")
         if image.ndim != 4 or tuple(image.shape[1:]) != expected:
             raise ValueError(f"An image batch must be [N, {', '.join(map(str, expected))}], not {list(image.shape)}.")
         if not image.is_floating_point():
             raise ValueError(f"An image batch must be of floats (use the model's preprocessing), not {image.dtype}.")
-        if image.dtype != weight.dtype and not torch.is_autocast_enabled(image.device.type):
-            raise ValueError(f"The image batch is {image.dtype} but the model is {weight.dtype}: cast one of them.")
+        if image.dtype != dtype and not torch.is_autocast_enabled(image.device.type):
+            raise ValueError(f"The image batch is {image.dtype} but the model is {dtype}: cast one of them.")
 
     def _check_text(self, text: Tensor) -> None:
         if not isinstance(text, Tensor):
@@ -244,7 +218,7 @@ class PCMEppCLIP(host.CLIP):
             )
         if text.dtype not in (torch.int32, torch.int64):
             raise ValueError(f"A text batch must be of int32 or int64 token ids (use the tokenizer), not {text.dtype}.")
-        if self.attn_mask is None and text.shape[1] != self.context_length:
+        if text.shape[1] != self.context_length and host.text_mask(self, text.shape[1]) is None:
             raise ValueError(f"Without a causal mask texts cannot be cut: pad them to {self.context_length} tokens.")
 
 

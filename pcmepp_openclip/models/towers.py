@@ -7,20 +7,25 @@ branches of a PCME++ tower, mean and log-variance, end in such a block:
     embeddings -> shared blocks -+-> mean blocks  -> last block for one token -> norm, projection -> mean
                                  +-> sigma blocks -> last block for one token -> projection       -> logvar
 
-Nothing here imports open_clip: blocks are its `ResidualAttentionBlock`s, passed in.
+Nothing here knows open_clip: its blocks are passed in, and taken apart by `host.towers.parts_of`.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ..host.towers import Stack, parts_of
 
-def run_blocks(blocks: Iterable[nn.Module], x_NLC: Tensor, mask_LL: Tensor | None, recompute: bool) -> Tensor:
-    """All tokens through all blocks; with `recompute`, activations are recomputed in the backward pass."""
+
+def run_blocks(stack: Stack, x_NLC: Tensor, mask_LL: Tensor | None) -> Tensor:
+    """All tokens through all blocks."""
+    return _run(stack.blocks, x_NLC, mask_LL, stack.recompute)
+
+
+def _run(blocks: Iterable[nn.Module], x_NLC: Tensor, mask_LL: Tensor | None, recompute: bool) -> Tensor:
     for block in blocks:
         if recompute:
             x_NLC = checkpoint(block, x_NLC, attn_mask=mask_LL, use_reentrant=False)
@@ -29,40 +34,37 @@ def run_blocks(blocks: Iterable[nn.Module], x_NLC: Tensor, mask_LL: Tensor | Non
     return x_NLC
 
 
-def pool_last_block(
-    blocks: Sequence[nn.Module], x_NLC: Tensor, token_N: Tensor | None, mask_LL: Tensor | None, recompute: bool
-) -> Tensor:
-    """One token a sample of what `blocks` give, [N, 1, C]; the last block is computed for that token alone.
+def pool_last_block(stack: Stack, x_NLC: Tensor, token_N: Tensor | None, mask_LL: Tensor | None) -> Tensor:
+    """One token per sample of what the blocks give, [N, 1, C]; the last block is computed for that token alone.
 
     Arguments:
         token_N: the index of the token to read, or None for the first one of every sample.
         mask_LL: the additive attention mask, or None.
     """
-    *full, last = blocks
-    x_NLC = run_blocks(full, x_NLC, mask_LL, recompute)
-    if recompute:
+    *full, last = stack.blocks
+    x_NLC = _run(full, x_NLC, mask_LL, stack.recompute)
+    if stack.recompute:
         return checkpoint(_last_block, last, x_NLC, token_N, mask_LL, use_reentrant=False)
     return _last_block(last, x_NLC, token_N, mask_LL)
 
 
-def _last_block(block: Any, x_NLC: Tensor, token_N: Tensor | None, mask_LL: Tensor | None) -> Tensor:
-    if type(block.attn) is not nn.MultiheadAttention:
-        # open_clip's custom blocks (qk_norm, scale_heads, ...) attend to themselves only: take the long way.
+def _last_block(block: nn.Module, x_NLC: Tensor, token_N: Tensor | None, mask_LL: Tensor | None) -> Tensor:
+    parts = parts_of(block)
+    if parts is None:  # all of its tokens, of which one is read
         return _pick(block(x_NLC, attn_mask=mask_LL), token_N)
-    normed_NLC = block.ln_1(x_NLC)
+    normed_NLC = parts.norm_1(x_NLC)
     mask_NL = None
     if mask_LL is not None:
         mask_NL = mask_LL[:1].expand(x_NLC.shape[0], -1) if token_N is None else mask_LL[token_N]
-    x_N1C = _pick(x_NLC, token_N) + block.ls_1(
-        single_query_attention(block.attn, _pick(normed_NLC, token_N), normed_NLC, mask_NL)
-    )
-    return x_N1C + block.ls_2(block.mlp(block.ln_2(x_N1C)))
+    attended_N1C = single_query_attention(parts.attention, _pick(normed_NLC, token_N), normed_NLC, mask_NL)
+    x_N1C = _pick(x_NLC, token_N) + parts.scale_1(attended_N1C)
+    return x_N1C + parts.scale_2(parts.mlp(parts.norm_2(x_N1C)))
 
 
 def single_query_attention(
     attn: nn.MultiheadAttention, query_N1C: Tensor, x_NLC: Tensor, mask_NL: Tensor | None
 ) -> Tensor:
-    """Attention of one token a sample to all of its tokens, [N, 1, C], as `attn` gives it, at a fraction of the cost.
+    """Attention of one token per sample to all of its tokens, [N, 1, C], as `attn` gives it, at a fraction of the cost.
 
     For a single query q of a head, matrix products may be taken in another order, which spares the keys K x and the
     values V x of every token x, 2 L C^2 products, for 2 C^2 + 2 H L C; p sums to 1, and what is added to all logits of

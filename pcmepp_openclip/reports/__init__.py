@@ -1,1 +1,1 @@
-"""HTML reports and the plots in them."""
+"""HTML reports (`report`) and the plots in them (`plots`)."""

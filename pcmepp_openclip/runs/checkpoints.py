@@ -3,42 +3,26 @@
 A file is `epoch_E.pt` at the end of epoch E and `epoch_E_batch_B.pt` within it: E epochs are complete and B batches
 of the next one. It holds tensors and plain types only.
 
-Its last bytes, the comment of the zip archive that `torch.save` writes, are a digest of all the others. Readers that
-do not know of it, such as stock open_clip's, pass over a comment.
+Its last bytes are a digest of all the others, see `system.digest`.
 """
 
 import contextlib
 import functools
-import hashlib
 import logging
 import os
 import re
 import threading
 import time
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
+from ..system.digest import Damaged, damage, is_sealed, seal, verified
+
 NAME = re.compile(r"epoch_(\d+)(?:_batch_(\d+))?\.pt")
 PAUSE = 5.0  # seconds between two tries to save the last state of a run
-
-SEAL = b"pcmepp-openclip digest "  # in front of the digest
-SEALED = len(SEAL) + 64  # bytes of both
-PIECE = 1 << 18  # stays in the processor's cache between reading and summing
-ZIP, ZIP_END = b"PK\3\4", b"PK\5\6"  # what a zip file begins with, and what its last record begins with
-ZIP_END_SIZE = 22  # of that record, without a comment
-
-
-class Damaged(ValueError):
-    """A file that is not what was saved."""
-
-    def __init__(self, path: Path, problem: str):
-        super().__init__(f"{path} is not a good checkpoint: {problem}.")
 
 
 def file_name(epochs: int, batches: int = 0) -> str:
@@ -124,7 +108,7 @@ def _write(checkpoint: dict, path: Path) -> bool:
 
 def _settle(path: Path, then: Callable[[], None] = lambda: None) -> bool:
     try:
-        _seal(_temporary(path))
+        seal(_temporary(path))
         _sync(_temporary(path))
         os.replace(_temporary(path), path)
         _sync(path.parent)  # makes the rename itself durable
@@ -149,69 +133,6 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _seal(path: Path) -> None:
-    """Add the digest to a file that `torch.save` has just written. One whose checksums, which were made in memory, do
-    not fit what was written is not sealed: OSError."""
-    problem = _damage_of_zip(path)
-    if problem:
-        raise OSError(f"it was not written well: {problem}")
-    with path.open("r+b") as file:
-        file.seek(-2, os.SEEK_END)  # the length of the comment
-        file.write(SEALED.to_bytes(2, "little") + SEAL)
-        file.write(_digest(file, file.tell()))
-
-
-def _digest(file: BinaryIO, length: int) -> bytes:
-    """Of the first `length` bytes: the SHA-256 of the CRC-32 of each piece. A CRC-32 finds every flipped bit, and is
-    faster than a disk also on processors that have no instructions for SHA-256. The file is left at `length`."""
-    digest, piece = hashlib.sha256(length.to_bytes(8, "big")), memoryview(bytearray(PIECE))
-    file.seek(0)
-    for start in range(0, length, PIECE):
-        part = piece[: min(PIECE, length - start)]
-        if file.readinto(part) < len(part):  # type: ignore[attr-defined]  # typeshed's BinaryIO lacks it
-            raise OSError("it became shorter while it was read")
-        digest.update(zlib.crc32(part).to_bytes(4, "big"))
-    return digest.hexdigest().encode()
-
-
-def _digest_at_end(file: BinaryIO) -> bytes | None:
-    """The digest that a file ends with, or None if there is none."""
-    file.seek(max(0, file.seek(0, os.SEEK_END) - SEALED))
-    end = file.read()
-    return end[len(SEAL) :] if len(end) == SEALED and end.startswith(SEAL) else None
-
-
-def damage(path: Path) -> str | None:
-    """What is wrong with a file of weights by the digest that it ends with, or, without one, by the checksums of a
-    zip file. None if it is good, or a file of another kind, which has neither."""
-    try:
-        with path.open("rb") as file:
-            is_zip = file.read(len(ZIP)) == ZIP
-            digest = _digest_at_end(file)
-            if digest is not None:
-                good = _digest(file, file.tell() - len(digest)) == digest
-                return None if good else "it is damaged, by its digest"
-        return _damage_of_zip(path) if is_zip else None
-    except OSError as error:
-        return str(error)
-
-
-def _damage_of_zip(path: Path) -> str | None:
-    """Of one without a digest. torch writes no comment: where the last record is not the end, bytes are missing."""
-    try:
-        with path.open("rb") as file:
-            file.seek(-ZIP_END_SIZE, os.SEEK_END)
-            end = file.read()
-        if not end.startswith(ZIP_END) or not end.endswith(b"\0\0"):
-            return "its end is damaged or missing"
-        with zipfile.ZipFile(path) as archive:
-            summed = any(part.CRC for part in archive.infolist())  # torch can be told to leave checksums out
-            broken = archive.testzip() if summed else None
-    except Exception as error:  # of many kinds, by what of the directory is damaged
-        return f"it is damaged ({' '.join(str(error).split()) or type(error).__name__})"
-    return f"its part {broken} is damaged" if broken else None
-
-
 def fault(path: Path) -> str | None:
     """What is wrong with a checkpoint file, or None if it is good: as it was saved, to the last bit.
 
@@ -222,9 +143,8 @@ def fault(path: Path) -> str | None:
     if problem is not None:
         return problem
     try:
-        with path.open("rb") as file:
-            if _digest_at_end(file) is not None:
-                return None
+        if is_sealed(path):
+            return None
         torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
         return _reason(error)
@@ -239,22 +159,6 @@ def _say_unsealed(path: Path) -> None:
 
 def _reason(error: Exception) -> str:
     return f"it cannot be read ({' '.join(str(error).split())[:200] or type(error).__name__})"
-
-
-@contextlib.contextmanager
-def verified(path: Path) -> Iterator[None]:
-    """While a file is read it is verified, in a thread. A damaged one is `Damaged`, whatever the reader made of it."""
-    if not path.is_file():  # which the reader says in its own words
-        yield
-        return
-    with ThreadPoolExecutor(1) as pool:
-        verdict = pool.submit(damage, path)
-        try:
-            yield
-        finally:
-            problem = verdict.result()
-            if problem:
-                raise Damaged(path, problem) from None
 
 
 def load(path: Path) -> dict[str, Any]:

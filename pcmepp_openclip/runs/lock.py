@@ -31,6 +31,15 @@ class FolderInUse(RunFailed):
     """Another run works in the folder."""
 
 
+def take_folder(folder: Path) -> "FolderLock":
+    """Lock a run folder, and remove from it how an earlier start ended; FolderInUse if another run holds it."""
+    lock = FolderLock(folder)
+    lock.take()
+    for name in ("done", "stopped"):
+        (folder / name).unlink(missing_ok=True)
+    return lock
+
+
 class FolderLock:
     """Held from `take` to `release` or the end of the process, however it ends.
 

@@ -10,52 +10,40 @@ A run that is resumed goes on in the same files; where it repeats a step or an e
 """
 
 import contextlib
+import dataclasses
 import importlib.metadata
 import json
 import math
 import os
 import platform
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import open_clip
 import torch
 from torch import nn
 
 from .. import data
+from ..config import PCMEppCfg
+from ..host.published import AT_START, FIXED, MODEL_NAMES, PUBLISHED
 from ..models import export
 
 HISTORY, UNCERTAINTY, RESULTS = "history.jsonl", "uncertainty.jsonl", "results.jsonl"
 VALIDATED = "validated.jsonl"
 
-# Arguments that say where and how a run was done, not what was trained.
-OF_THE_MACHINE = re.compile(
-    r"(train_data|val_data|imagenet_v\w+|csv_\w+|cache_dir|logs|name|log_\w+|\w+_path|resume|device|dist_\w+|report_to"
-    r"|wandb\w*|tensorboard\w*|debug|copy_codebase|no_set_device_rank|remote_\w+|rank|local_rank|dry_run|push_to_hub"
-    r"|hub_\w+|save_\w+|keep_most_recent|delete_previous_checkpoint|rank_timeout_minutes|trace|train_data_sizes|distributed)"
-)
-
-# What a run is built of: a checkpoint of another does not go on with it. And what matters at its start only.
-FIXED = (
-    *("model", "opt", "siglip", "force_quick_gelu", "force_image_size", "force_context_length"),
-    *("lock_image", "lock_image_unlocked_groups", "lock_text", "lock_text_unlocked_layers"),
-)
-AT_START = ("pretrained", "pretrained_image", "init_match_scale", "init_match_shift", "init_logvar_bias")
-
 _MODEL = re.compile(r"(hf-hub:)?[\w.-]+(/[\w.-]+)?(@[\w.-]+)?")  # a name of a model, an optimizer or of weights
 
 
-def check_fixed(args: dict[str, Any], before: dict[str, Any]) -> None:
-    """ValueError if a run with the hyperparameters `before` cannot be resumed with these arguments."""
-    now = hyperparameters(args)
+def check_fixed(now: dict[str, Any], before: dict[str, Any]) -> None:
+    """ValueError if a run with the hyperparameters `before` cannot be resumed with those of `now`."""
     for name in FIXED if before else ():
         if (now.get(name) or None) != (before.get(name) or None):
             flag = f"--{name.replace('_', '-')}"
             was, given = (_words(flag, values.get(name)) for values in (before, now))
             raise ValueError(
-                f"The run that --resume goes on with was trained {was}, not {given}: give the same, or start a new run "
-                "from its weights by --pretrained and another --name."
+                f"The run to resume was trained {was}, not {given}: give the same, or start a new run from its weights "
+                "by --pretrained and another --name."
             )
 
 
@@ -71,31 +59,38 @@ def changes(now: dict[str, Any], before: dict[str, Any]) -> dict[str, list]:
     return {name: [before.get(name), now.get(name)] for name in names if before.get(name) != now.get(name)}
 
 
-def run_metadata(
-    args: Any, model: nn.Module, sources: list[dict], resumed: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    """What may be told of a run: to be saved with its weights.
+@dataclass(frozen=True)
+class RunDescription:
+    """What may be told of a run.
 
     Arguments:
-        resumed: the same of the checkpoint that it was resumed from: what mattered at the start only stays as it was,
-            and what was changed later is listed in "changes", with the step.
+        hyperparameters: the flags that shape what is trained, see `hyperparameters`.
+        model_config: the config that the model is built from.
+        sources: name, samples and share of each source of the training data, see `sources_of`.
     """
-    from .. import __version__
 
-    config = open_clip.get_model_config(args.model)
-    assert config is not None
-    for flag, key in (("force_quick_gelu", "quick_gelu"), ("force_custom_text", "custom_text")):
-        if getattr(args, flag):
-            config[key] = True
-    versions = {"pcmepp-openclip": __version__, "open_clip_torch": importlib.metadata.version("open_clip_torch")}
-    versions |= {"torch": torch.__version__, "python": platform.python_version()}
-    return {
-        "config": export.model_config_of(model, config),
-        "hyperparameters": in_effect(hyperparameters(vars(args)), (resumed or {}).get("hyperparameters") or {}),
-        "changes": (resumed or {}).get("changes") or [],
-        "data": sources,
-        "versions": {name: str(version) for name, version in versions.items()},
-    }
+    hyperparameters: dict[str, Any]
+    model_config: dict
+    sources: list[dict]
+
+    def metadata(self, model: nn.Module, resumed: dict[str, Any]) -> dict[str, Any]:
+        """Plain types, to be saved with the weights of `model`.
+
+        Arguments:
+            resumed: the same of the checkpoint that the run was resumed from, or {}: what mattered at the start only
+                stays as it was, and what was changed later is listed in "changes", with the step.
+        """
+        from .. import __version__
+
+        versions = {"pcmepp-openclip": __version__, "open_clip_torch": importlib.metadata.version("open_clip_torch")}
+        versions |= {"torch": torch.__version__, "python": platform.python_version()}
+        return {
+            "config": export.model_config_of(model, self.model_config),
+            "hyperparameters": in_effect(self.hyperparameters, resumed.get("hyperparameters") or {}),
+            "changes": resumed.get("changes") or [],
+            "data": self.sources,
+            "versions": {name: str(version) for name, version in versions.items()},
+        }
 
 
 def in_effect(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
@@ -108,9 +103,10 @@ def in_effect(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
 
 def hyperparameters(args: dict[str, Any]) -> dict[str, Any]:
     """The arguments that shape what is trained; none of them is a place, a name of someone, or free text."""
-    args = {**args, **(args.get("pcmepp_cfg") or {}), "pcmepp_cfg": None}
-    kept = {name: value for name, value in args.items() if not OF_THE_MACHINE.fullmatch(name) and _is_harmless(value)}
-    for name in ("opt", "model", "pretrained", "distill_pretrained"):  # these have slashes of their own
+    args = {**args, **(args.get("pcmepp_cfg") or {})}
+    allowed = {*PUBLISHED, *(field.name for field in dataclasses.fields(PCMEppCfg))}
+    kept = {name: value for name, value in args.items() if name in allowed and _is_harmless(value)}
+    for name in MODEL_NAMES:
         value = args.get(name)
         if isinstance(value, str) and _MODEL.fullmatch(value):
             kept[name] = value if not Path(value).exists() else Path(value).name
@@ -181,23 +177,41 @@ def numbers(line: dict[str, Any]) -> dict[str, float]:
 
 
 def checked(about: Any) -> dict[str, Any]:
-    """`about` of a checkpoint with what `about` above could have written, all else left out; {} if it is no record."""
+    """`about` of a checkpoint with what `RunDescription` could have written and nothing else; {} if it is no record."""
     if not isinstance(about, dict) or not about:
         return {}
     found = {name: about[name] if isinstance(about.get(name), dict) else {} for name in ("hyperparameters", "versions")}
-    sources = about["data"] if isinstance(about.get("data"), (list, tuple)) else []
     return {
         "config": about.get("config"),
         "hyperparameters": {
-            name: value
-            for name, value in found["hyperparameters"].items()
-            if is_name(name) and (_is_harmless(value) or (isinstance(value, str) and _MODEL.fullmatch(value)))
+            name: value for name, value in found["hyperparameters"].items() if is_name(name) and _is_publishable(value)
         },
-        "data": [
-            _checked_source(source) for source in sources if isinstance(source, dict) and is_name(source.get("name"))
+        "changes": [
+            change for entry in _entries(about.get("changes")) if (change := _checked_change(entry)) is not None
         ],
+        "data": [_checked_source(source) for source in _entries(about.get("data")) if is_name(source.get("name"))],
         "versions": {name: text for name, text in found["versions"].items() if is_name(name) and is_name(text)},
     }
+
+
+def _entries(value: Any) -> list[dict]:
+    """The dicts of a list, [] for anything else."""
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, (list, tuple)) else []
+
+
+def _is_publishable(value: Any) -> bool:
+    return _is_harmless(value) or (isinstance(value, str) and _MODEL.fullmatch(value) is not None)
+
+
+def _checked_change(change: dict) -> dict[str, Any] | None:
+    """{"step": where a run was resumed, name: [before, after], ...}, or None if it says nothing."""
+    kept = {
+        name: list(pair)
+        for name, pair in change.items()
+        if is_name(name) and isinstance(pair, (list, tuple)) and len(pair) == 2 and all(map(_is_publishable, pair))
+    }
+    step = count(change.get("step"))
+    return {"step": step, **kept} if kept and step is not None else None
 
 
 def _checked_source(source: dict) -> dict[str, Any]:

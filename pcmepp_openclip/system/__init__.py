@@ -1,1 +1,2 @@
-"""Files, processes and secrets in text: nothing here knows a model."""
+"""What knows no model: `files`, the `digest` of a file, child `processes`, the `launcher` of other programs, `redact`
+for secrets in text, `text` for users' mistakes, and `errors`."""

@@ -18,9 +18,13 @@ OWN_COMMANDS = ("pcmepp_openclip.cli", "pcmepp_openclip.train")
 USAGE = "usage: python -m pcmepp_openclip [-m MODULE | SCRIPT] ARGS...   runs it with the PCME++ models registered"
 
 
-def starting() -> bool:
-    """Whether this is the start of `python -m pcmepp_openclip`, before Python has found the module to run."""
-    return sys.argv[:1] == ["-m"] and _command() is not None
+def hand_over() -> None:
+    """A process that was started as `python -m pcmepp_openclip PROGRAM` becomes PROGRAM; for others nothing happens.
+
+    Called while the package is imported, before what takes seconds: Python imports a package before its `__main__`.
+    """
+    if sys.argv[:1] == ["-m"] and _command() is not None:
+        main()
 
 
 def expect_ctrl_c() -> None:

@@ -10,26 +10,26 @@ does in open_clip. A run for a CPU, in seconds:
 """
 
 import argparse
-import difflib
 import functools
 import logging
 import multiprocessing
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import open_clip
 
-from .. import data, host
+from .. import data
 from ..config import PCMEppCfg
-from ..host import training
-from ..host.data import bounded
+from ..host import flags, never_ask, training
 from ..losses.terms import LOSSES, WEIGHT
 from ..runs import record
 from ..system import files
+from ..system.processes import end_children
+from ..system.text import did_you_mean
 from . import push
-from .coordination import EXIT_STOPPED, Stopped, end_children
+from .coordination import EXIT_STOPPED, Stopped
 from .dry_run import dry_run
 from .hooks import TrainingHooks
 from .validation import evaluate
@@ -41,7 +41,6 @@ OVERRIDES = {  # flag: (key of pcmepp_cfg, type, help)
     "--init-match-shift": ("init_match_shift", float, "initial value of b in the matching logit -a d + b"),
     "--init-logvar-bias": ("init_logvar_bias", float, "initial value of the bias on the log-variances"),
 }
-SLOW_ON_CPU = ("amp", "fp16", "pure_fp16")  # "amp" is open_clip's default; bfloat16 is fast on many CPUs
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -50,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     if "-h" in argv or "--help" in argv:
         own.print_help()
         print("\nand all of open_clip's:\n")
-        training.stock_parse_args(["--help"])
+        flags.parse_args(["--help"])
     known, rest = own.parse_known_args(argv)
     try:
         args = prepare(known, rest)
@@ -119,16 +118,17 @@ def overrides() -> dict[str, tuple[str, type, str]]:
 
 def prepare(own: argparse.Namespace, rest: list[str]) -> argparse.Namespace:
     """All arguments, open_clip's and ours, and every mistake that shows before a model is built."""
-    host.never_ask()
-    args = training.stock_parse_args(rest)
+    never_ask()
+    args = flags.parse_args(rest)
     vars(args).update(vars(own))
-    check_numbers(args)
+    flags.check_numbers(args)
+    check_minutes(own)
     args.pcmepp_cfg = merged_cfg(args)
     data.protect(args)
     _, args.rank, args.world_size = training.world_info_from_env()
     args.world_size = args.dry_run or args.world_size
     if args.rank == 0:
-        if args.precision in SLOW_ON_CPU and not args.dry_run and training.trains_on_cpu(args):
+        if not args.dry_run and flags.slow_on_cpu(args):
             print(
                 f"pcmepp train: On a CPU --precision {args.precision} computes in half precision, which can take "
                 "minutes per step: add --precision fp32.",
@@ -138,7 +138,9 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> argparse.Namespace:
         if not args.dry_run and args.logs.lower() != "none":
             files.check_folder(Path(args.logs), "--logs")
         data.check_data(args)
-        push.check_hub_flags(args)
+        target = push.target_of(own, args.logs)
+        if not args.dry_run:
+            push.check_access(target)
     if args.dry_run:
         dry_run(args)
     return args
@@ -147,102 +149,95 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> argparse.Namespace:
 def run(args: argparse.Namespace, rest: list[str]) -> int:
     """Stock `main` on these arguments, with ours in the place of some functions that it calls."""
     probabilistic = args.pcmepp_cfg is not None
-    args.keep_most_recent, args.save_most_recent = args.save_most_recent, False  # `TrainingHooks` saves, not `main`
     os.environ.setdefault("WANDB_RESUME", "allow")  # main means to, but compares after it has overwritten --resume
+    leads = args.rank == 0
     sources = record.sources_of(args) if args.rank == 0 else []
-    pushing = push.Pusher(args)
-    evaluation = evaluate if probabilistic else training.stock_evaluate
-    loop = TrainingHooks(args, evaluation, keep_rng=probabilistic, sources=sources, pusher=pushing)
+    description = record.RunDescription(
+        hyperparameters=record.hyperparameters(vars(args)),
+        model_config=flags.model_config(args) if leads and flags.trains(args) else {},
+        sources=sources,
+    )
+    target = push.target_of(args, args.logs) if leads else None
+    loop: TrainingHooks | None = None
+    pushing: push.Pusher | None = None
 
-    def create_model_and_transforms(*positional: Any, **kwargs: Any) -> Any:
-        if probabilistic and positional[0] == args.model:
-            kwargs["pcmepp_cfg"] = args.pcmepp_cfg
-        model, for_training, for_validation = open_clip.create_model_and_transforms(*positional, **kwargs)
-        return model, for_training, bounded(for_validation)
+    def begin(settings: flags.RunSettings) -> TrainingHooks:
+        nonlocal loop, pushing
+        pushing = push.Pusher(target, settings.folder, args.hub_license, args.hub_tag)
+        evaluate_fn = evaluate if probabilistic else training.stock_evaluate
+        loop = TrainingHooks(settings, description, args.pcmepp_cfg, evaluate_fn, probabilistic, pushing)
+        return loop
 
-    training.DDP.passes = args.accum_freq if probabilistic else 1
+    def finish_push(seconds: float, hurry: Callable[[], bool] = lambda: False) -> None:
+        if pushing is not None:
+            pushing.finish(seconds, hurry)
+
     others = multiprocessing.active_children()
     try:
         try:
             code = training.run_main(
                 rest,
-                parse_args=lambda _rest: args,
-                setup_logging=functools.partial(loop.setup_logging, training.stock_setup_logging),
-                get_latest_checkpoint=loop.get_latest_checkpoint,
-                create_model_and_transforms=create_model_and_transforms,
-                pt_load=loop.pt_load,
-                get_data=functools.partial(loop.get_data, functools.partial(data.get_data, training.stock_get_data)),
-                create_loss=lambda args: loop.monitor.watch(open_clip.create_loss(args)),
-                train_one_epoch=loop.train_one_epoch,
-                evaluate=loop.evaluate,
+                args,
+                begin,
+                get_data=functools.partial(data.get_data, training.stock_get_data),
+                passes=args.accum_freq if probabilistic else 1,
             )
-            if code == 0 and loop.complete:
+            if code == 0 and loop is not None and loop.complete:
                 loop.finish()
         finally:
-            loop.leave()
+            if loop is not None:
+                loop.leave()
             end_children(others)
     except Stopped as stopped:
         logging.info("%s", stopped)
-        pushing.finish(push.ON_STOP)
+        finish_push(push.ON_STOP)
         return EXIT_STOPPED
     except BaseException:
-        loop.saver.wait()
-        pushing.finish(push.ON_STOP)
+        if loop is not None:
+            loop.writer.saver.wait()
+        finish_push(push.ON_STOP)
         raise
     finally:
-        loop.release()
-    pushing.finish(push.AT_END, hurry=lambda: loop.stop_asked)
+        if loop is not None:
+            loop.release()
+    finish_push(push.AT_END, hurry=lambda: loop is not None and loop.stop_asked)
     return code
 
 
-def check_numbers(args: argparse.Namespace) -> None:
-    """ValueError for flags of open_clip's and ours that it takes as they come."""
-    for flag, least in (("batch_size", 1), ("accum_freq", 1), ("epochs", 1), ("workers", 0), ("log_every_n_steps", 1)):
-        if getattr(args, flag) < least:
-            name = flag.replace("_", "-")
-            raise ValueError(f"--{name} must be at least {least}, not {getattr(args, flag)}.")
-    for flag, zero in (("rank_timeout_minutes", False), ("save_every_minutes", True), ("save_retry_minutes", True)):
-        if not (getattr(args, flag) > 0 or (zero and getattr(args, flag) == 0)):
-            name = flag.replace("_", "-")
-            raise ValueError(f"--{name} must be {'at least' if zero else 'more than'} 0, not {getattr(args, flag):g}.")
+def check_minutes(own: argparse.Namespace) -> None:
+    """ValueError for a time that makes no sense."""
+    for name, zero in (("rank_timeout_minutes", False), ("save_every_minutes", True), ("save_retry_minutes", True)):
+        minutes = getattr(own, name)
+        if not (minutes > 0 or (zero and minutes == 0)):
+            flag = name.replace("_", "-")
+            raise ValueError(f"--{flag} must be {'at least' if zero else 'more than'} 0, not {minutes:g}.")
 
 
 def check_places(args: argparse.Namespace) -> None:
     """ValueError if there is nothing to read, or what is to be resumed is not there."""
-    trains = args.train_data or args.dataset_type == "synthetic"
-    if not trains and not (args.val_data or args.imagenet_val or args.imagenet_v2):
+    if not flags.trains(args) and not flags.validates(args):
         raise ValueError("There is nothing to train on: give --train-data, or --val-data to evaluate only.")
     if args.resume and args.resume != "latest" and "://" not in args.resume and not Path(args.resume).is_file():
         raise ValueError(f"--resume {args.resume}: there is no such file; --resume latest takes the newest.")
     run = Path(args.logs) / (args.name or "")
     if args.name and not args.dry_run and (run / "out.log").exists() and args.resume != "latest":
-        raise ValueError(f"{run} holds an earlier run: give another --name, or --resume latest to go on with it.")
+        raise ValueError(f"{run} holds an earlier run: give another --name, or --resume latest to continue it.")
 
 
 def merged_cfg(args: argparse.Namespace) -> dict | None:
     """The model config's `pcmepp_cfg` with the flags' values in it, or None for a plain model."""
     config = open_clip.get_model_config(args.model)
     if config is None and ":" not in args.model:
-        close = difflib.get_close_matches(args.model, open_clip.list_models(), n=3)
-        meant = f"meant {' or '.join(close)}?" if close else "`open_clip.list_models()` lists those there are."
-        raise ValueError(f"--model {args.model}: there is no such model; {meant}")
+        hint = did_you_mean(args.model, open_clip.list_models(), "`open_clip.list_models()` lists the models.", count=3)
+        raise ValueError(f"--model {args.model}: there is no such model; {hint}")
     block = (config or {}).get("pcmepp_cfg")
     given = {key: value for key, *_ in overrides().values() if (value := getattr(args, key)) is not None}
-    flags = [flag for flag, (key, *_) in overrides().items() if key in given]
     if block is None:
-        if flags:
-            raise ValueError(f"{args.model} is a plain model: drop {', '.join(flags)} or choose a PCMEpp model.")
+        if given:
+            drop = ", ".join(flag for flag, (key, *_) in overrides().items() if key in given)
+            raise ValueError(f"{args.model} is a plain model: drop {drop} or choose a PCMEpp model.")
         return None
-    for flag, on in [
-        ("--siglip", args.siglip),
-        ("--distill-model", args.distill_model is not None),
-        ("--horovod", args.horovod),
-        ("--force-custom-text", args.force_custom_text),
-    ]:
-        if on:
-            raise ValueError(f"{args.model} cannot be trained with {flag}: drop it, or choose a plain model.")
-    if args.opt.startswith("timm/") and args.eps is None:
-        args.eps = 1e-8  # open_clip passes None on, which some of timm's optimizers stumble over
+    flags.check_for_pcmepp(args)
     merged = {**block, **given}
     PCMEppCfg.parse(merged)
     return merged

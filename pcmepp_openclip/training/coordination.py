@@ -9,15 +9,11 @@ rank was killed.
 """
 
 import contextlib
-import ctypes
-import multiprocessing
 import os
 import signal
 import socket
-import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,101 +21,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..system.processes import STOP_SIGNALS
+
 EXIT_STOPPED = 75  # what the launch scripts know as: saved, start me again
-SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 SAME_REQUEST = 3.0  # seconds within which a signal is the first one again: Slurm and torchrun both send it
 AGREE_SECONDS = 2.0  # about how often the ranks ask each other
 START_UP = timedelta(hours=1)  # for building, resuming, compiling and evaluating
 ALL_WAIT = timedelta(seconds=20)  # for all ranks to find that they wait for data
 TRY_AGAIN = 60.0  # seconds until a save that failed is tried again
 LEAVE_SECONDS = 10.0  # for the main thread to hear of Ctrl-C, which it does not within a collective
-LAST_SECONDS = 20.0  # for a process that has nothing left to do
-_PR_SET_PDEATHSIG = 1
 
 _set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout  # torch < 2.15
-
-
-_starting_workers = False  # whether a child that is forked now belongs to this process alone
-_parent = 0
-
-
-@contextlib.contextmanager
-def signals_blocked() -> Iterator[None]:
-    """Processes that are started meanwhile never see the signals: a job's TERM or Ctrl-C must not kill a rank's data
-    workers before the rank has stopped. They die with this process, and by `end_children`. What comes in meanwhile is
-    noted by the thread of `RankCoordinator`."""
-    global _starting_workers
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*SIGNALS, signal.SIGINT})
-    outer, _starting_workers = _starting_workers, True
-    try:
-        yield
-    finally:
-        _starting_workers = outer
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _before_fork() -> None:
-    global _parent
-    # The system's word is of the thread that forks: for one that ends before the process it would come too early.
-    mine = _starting_workers and threading.current_thread() is threading.main_thread()
-    _parent = os.getpid() if mine else 0
-
-
-def _die_with_parent() -> None:
-    """In a new child: the system kills it when its parent dies, even if it is stopped or spins."""
-    global _starting_workers
-    _starting_workers = False
-    if _parent and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != _parent:  # it died meanwhile
-            os._exit(1)
-
-
-os.register_at_fork(before=_before_fork, after_in_child=_die_with_parent)
-
-
-def end_children(spared: Iterable[Any] = ()) -> None:
-    """Kill the processes that `multiprocessing` has started here and what those have started, but not the `spared`.
-
-    By SIGKILL: data workers do not hear TERM, and one that is stopped or stuck would not obey anything else."""
-    kept = {child.pid for child in spared}
-    children = [child for child in multiprocessing.active_children() if child.pid not in kept]
-    if not children:
-        return
-    # torch's own handler would raise an error for each of them
-    before = signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
-    try:
-        for child in children:
-            grandchildren = _descendants(child.pid)
-            child.kill()
-            for pid in grandchildren:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
-        for child in children:
-            child.join(LAST_SECONDS)
-    finally:
-        signal.signal(signal.SIGCHLD, before)
-
-
-def _descendants(pid: int | None) -> list[int]:
-    """The commands that a data worker reads from, on Linux."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            for child in map(int, task.read_text().split()):
-                found += [child, *_descendants(child)]
-    return found
-
-
-def leave_soon(code: int) -> None:
-    """The last call of a process: what still hangs after a while (a thread in a library, a lock of a dead worker) does
-    not keep it from ending."""
-
-    def end() -> None:
-        time.sleep(LAST_SECONDS)
-        os._exit(code)
-
-    threading.Thread(target=end, daemon=True).start()
 
 
 class Stopped(Exception):
@@ -130,19 +42,29 @@ class RankCoordinator:
     """The wishes of all ranks.
 
     Arguments:
-        args: open_clip's arguments, with `save_every_minutes` and `rank_timeout_minutes`.
+        folder: the run folder.
+        save_every_minutes: how often all ranks are asked to save; 0 for never.
+        timeout_minutes: how long a rank may take for a step before the others give up.
     """
 
-    def __init__(self, args: Any):
-        self.args = args
-        self.folder: Path = Path(args.logs) / args.name
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        world_size: int,
+        distributed: bool,
+        save_every_minutes: float,
+        timeout_minutes: float,
+    ):
+        self.folder, self.rank, self.world_size = folder, rank, world_size
+        self.save_every_minutes, self.timeout = save_every_minutes, timedelta(minutes=timeout_minutes)
         self.first_signal: float | None = None
         self.saved_at = time.monotonic()
         self.asked_at = time.monotonic()
         self.interval = self.countdown = 1
         self.wants_stop = False
         self.leaving = False  # the main thread has heard that the run ends
-        self.group: Any = dist.new_group(backend="gloo", timeout=START_UP) if args.distributed else None
+        self.group: Any = dist.new_group(backend="gloo", timeout=START_UP) if distributed else None
         self._ranks = self.gather((socket.gethostname(), os.getpid()))
         self._listen()
 
@@ -150,7 +72,7 @@ class RankCoordinator:
         """Take note of signals in a thread: Python's own handlers wait while a collective does."""
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
-        for number in SIGNALS:
+        for number in STOP_SIGNALS:
             signal.signal(number, lambda _number, _frame: None)
         signal.set_wakeup_fd(writer)
         threading.Thread(target=self._note, args=(reader,), daemon=True).start()
@@ -160,7 +82,7 @@ class RankCoordinator:
             number = os.read(reader, 1)[0]
             if number == signal.SIGINT:
                 threading.Thread(target=self._leave_anyway, daemon=True).start()
-            if number not in SIGNALS:
+            if number not in STOP_SIGNALS:
                 continue
             if self.first_signal is None:
                 self.first_signal = time.monotonic()
@@ -168,7 +90,7 @@ class RankCoordinator:
                 os._exit(128 + number)
 
     def _leave_anyway(self) -> None:
-        """Behind Ctrl-C: a main thread that waits for a rank that is gone does not hear of it."""
+        """After Ctrl-C: a main thread that waits for a rank that is gone does not hear of it."""
         time.sleep(LEAVE_SECONDS)
         if not self.leaving:
             os._exit(128 + signal.SIGINT)
@@ -192,13 +114,13 @@ class RankCoordinator:
         return self.folder / "stop"
 
     def after_step(self) -> tuple[bool, bool]:
-        """(stop, save), the same on every rank. To be called by all of them behind every step."""
+        """(stop, save), the same on every rank. To be called by all of them after every step."""
         self.countdown -= 1
         if self.countdown > 0:
             return False, False
         now = time.monotonic()
-        lead = self.args.rank == 0
-        minutes = self.args.save_every_minutes
+        lead = self.rank == 0
+        minutes = self.save_every_minutes
         stop = self.first_signal is not None or (lead and self.stop_file.exists())
         save = lead and minutes > 0 and now - self.saved_at >= 60 * minutes
         steps = round(self.interval * AGREE_SECONDS / max(now - self.asked_at, 1e-3)) if lead else 0
@@ -212,7 +134,7 @@ class RankCoordinator:
 
     def saved(self, well: bool = True) -> None:
         """What was not saved well is tried again in a minute."""
-        minutes = self.args.save_every_minutes
+        minutes = self.save_every_minutes
         self.saved_at = time.monotonic() - (0 if well else max(0, 60 * minutes - TRY_AGAIN))
 
     def all_wait(self) -> bool:
@@ -231,20 +153,20 @@ class RankCoordinator:
         """`item` of every rank, on every rank."""
         if self.group is None:
             return [item]
-        items = [None] * self.args.world_size
+        items = [None] * self.world_size
         dist.all_gather_object(items, item, group=self.group)
         return items
 
     def expect_steps(self, running: bool) -> None:
         """Tight time-outs while steps run, generous ones around them, so that a rank that stalls ends the job."""
         if self.group is not None:
-            limit = timedelta(minutes=self.args.rank_timeout_minutes) if running else START_UP
+            limit = self.timeout if running else START_UP
             for group in (self.group, dist.group.WORLD):
                 _set_timeout(limit, group)
 
     def mark(self, name: str, text: str) -> None:
         """A file in the run folder that tells the launch scripts how the run ended: `done` or `stopped`."""
-        if self.args.rank == 0:
+        if self.rank == 0:
             for other in {"done", "stopped"} - {name}:
                 (self.folder / other).unlink(missing_ok=True)
             temporary = self.folder / f".{name}.tmp"  # a file that is there but empty, on a full disk, would be a lie

@@ -8,7 +8,10 @@ from typing import Any
 
 import open_clip
 
-from .. import data, host
+from .. import data
+from ..host import weights
+from ..host.flags import PlannedRun, model_without_weights, planned_run
+from ..host.towers import embedding_dim
 from ..models import state_dict
 from ..runs import checkpoints
 
@@ -22,105 +25,83 @@ def dry_run(args: Any) -> None:
 
 
 def describe(args: Any) -> Iterator[tuple[str, str]]:
-    model = _model(args)
+    run, model = planned_run(args), model_without_weights(args)
     parameters = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    yield "model", f"{args.model}, {parameters:,} parameters, {trained:,} trained"
-    yield "weights", _start(args, model)
+    yield "model", f"{run.model}, {parameters:,} parameters, {trained:,} trained"
+    yield "weights", _start(run, model)
 
-    global_batch = args.batch_size * args.world_size * args.accum_freq
-    yield "ranks", str(args.world_size)
-    each = f"{args.batch_size} x {args.world_size} ranks x {args.accum_freq} accumulated"
+    global_batch = run.batch_size * run.world_size * run.accum_freq
+    yield "ranks", str(run.world_size)
+    each = f"{run.batch_size} x {run.world_size} ranks x {run.accum_freq} accumulated"
     yield "global batch", f"{global_batch:,} ({each})"
-    samples, sources = _samples(args)
-    batches = math.ceil(samples / (args.batch_size * args.world_size))
-    steps = batches // args.accum_freq
+    samples, sources = _samples(args, run)
+    batches = math.ceil(samples / (run.batch_size * run.world_size))
+    steps = batches // run.accum_freq
     if steps == 0:
         raise ValueError(f"An epoch of {samples:,} samples is less than one global batch of {global_batch:,}.")
-    total = steps * args.epochs
-    if args.warmup >= total:
-        raise ValueError(f"--warmup {args.warmup:,} is not below the run's {total:,} steps: lower it.")
-    yield "steps", f"{steps:,} an epoch, {total:,} in {args.epochs} epochs"
-    yield "warm-up", f"{args.warmup:,} steps, {100 * args.warmup / total:.1f} % of the run"
-    seen = steps * global_batch * args.epochs
+    total = steps * run.epochs
+    if run.warmup >= total:
+        raise ValueError(f"--warmup {run.warmup:,} is not below the run's {total:,} steps: lower it.")
+    yield "steps", f"{steps:,} an epoch, {total:,} in {run.epochs} epochs"
+    yield "warm-up", f"{run.warmup:,} steps, {100 * run.warmup / total:.1f} % of the run"
+    seen = steps * global_batch * run.epochs
     yield "samples seen", f"{seen:,}"
     for name, share in sources:
         yield f"  of {name}", f"{seen * share:,.0f} ({100 * share:.1f} %)"
     yield "a checkpoint", f"about {(parameters + 2 * trained) * 4 / 1e9:.2f} GB"
-    if args.pcmepp_cfg is not None and args.world_size > 1:
-        dim = model.visual.output_dim
+    if run.pcmepp_cfg is not None and run.world_size > 1:
+        dim = embedding_dim(model)
         floats = global_batch * (dim + 3)  # means and offsets of texts, and two floats a column of the softmax
-        yield "gathered a step", f"{floats * 4 * args.accum_freq / 1e6:.1f} MB a rank"
-    yield "output", _output(args)
+        yield "gathered a step", f"{floats * 4 * run.accum_freq / 1e6:.1f} MB a rank"
+    yield "output", _output(run)
 
 
-def _model(args: Any) -> Any:
-    """The model without memory for its weights."""
-    extra = {} if args.pcmepp_cfg is None else {"pcmepp_cfg": args.pcmepp_cfg}
-    size = args.force_image_size
-    model = open_clip.create_model(
-        args.model,
-        precision=args.precision,
-        device="meta",
-        force_quick_gelu=args.force_quick_gelu,
-        force_patch_dropout=args.force_patch_dropout,
-        force_image_size=size[0] if isinstance(size, (tuple, list)) and len(size) == 1 else size,
-        force_context_length=args.force_context_length,
-        pretrained_text=False,
-        **extra,
-    )
-    if args.lock_image:
-        model.lock_image_tower(args.lock_image_unlocked_groups)
-    if args.lock_text:
-        model.lock_text_tower(args.lock_text_unlocked_layers)
-    return model
-
-
-def _start(args: Any, model: Any) -> str:
-    folder = Path(args.logs) / (args.name or "") / "checkpoints"
-    if args.resume == "latest":
-        found = checkpoints.newest_good(folder) if args.name else None
+def _start(run: PlannedRun, model: Any) -> str:
+    folder = Path(run.logs) / (run.name or "") / "checkpoints"
+    if run.resume == "latest":
+        found = checkpoints.newest_good(folder) if run.name else None
         if found:
             return f"resumed from {found}"
-    elif args.resume:
-        problem = checkpoints.fault(Path(args.resume)) if Path(args.resume).exists() else "there is no such file"
-        if problem and "://" not in args.resume:
-            raise ValueError(f"--resume {args.resume}: {problem}.")
-        return f"resumed from {args.resume}"
-    if not args.pretrained:
+    elif run.resume:
+        problem = checkpoints.fault(Path(run.resume)) if Path(run.resume).exists() else "there is no such file"
+        if problem and "://" not in run.resume:
+            raise ValueError(f"--resume {run.resume}: {problem}.")
+        return f"resumed from {run.resume}"
+    if not run.pretrained:
         return "random"
-    if Path(args.pretrained).is_file():
-        if args.pcmepp_cfg is not None:
+    if Path(run.pretrained).is_file():
+        if run.pcmepp_cfg is not None:
             try:
-                state_dict.reconcile_state_dict(model, host.read_state_dict(args.pretrained))
+                state_dict.reconcile_state_dict(model, weights.read_state_dict(run.pretrained))
             except ValueError as error:
-                raise ValueError(f"--pretrained {args.pretrained}: {error}") from error
-        return f"from the file {args.pretrained}"
-    tags = open_clip.list_pretrained_tags_by_model(args.model)
-    if args.pretrained.lower().replace("-", "_") not in tags:
-        raise ValueError(f"--pretrained {args.pretrained} is no file and no tag of {args.model}: {', '.join(tags)}.")
-    return f"of the tag {args.pretrained} (downloaded when training starts)"
+                raise ValueError(f"--pretrained {run.pretrained}: {error}") from error
+        return f"from the file {run.pretrained}"
+    tags = open_clip.list_pretrained_tags_by_model(run.model)
+    if run.pretrained.lower().replace("-", "_") not in tags:
+        raise ValueError(f"--pretrained {run.pretrained} is no file and no tag of {run.model}: {', '.join(tags)}.")
+    return f"of the tag {run.pretrained} (downloaded when training starts)"
 
 
-def _samples(args: Any) -> tuple[int, list[tuple[str, float]]]:
+def _samples(args: Any, run: PlannedRun) -> tuple[int, list[tuple[str, float]]]:
     """Samples of an epoch, and the share of each source in it."""
     plan = data.describe_data(args)
     if plan is not None:
         return plan
-    if not args.train_data and args.dataset_type != "synthetic":
+    if not run.trains:
         raise ValueError("There is nothing to train on: give --train-data.")
-    if args.train_num_samples is None:
+    if run.train_num_samples is None:
         raise ValueError(
-            f"The length of an epoch is not known for --dataset-type {args.dataset_type}: give --train-num-samples."
+            f"The length of an epoch is not known for --dataset-type {run.dataset_type}: give --train-num-samples."
         )
-    return args.train_num_samples, []
+    return run.train_num_samples, []
 
 
-def _output(args: Any) -> str:
-    folder = Path(args.logs) / (args.name or "NAME (from the date)")
-    if args.name and (folder / "out.log").exists() and args.resume != "latest":
+def _output(run: PlannedRun) -> str:
+    folder = Path(run.logs) / (run.name or "NAME (from the date)")
+    if run.name and (folder / "out.log").exists() and run.resume != "latest":
         raise ValueError(f"{folder} holds an earlier run: give another --name, or --resume latest to go on with it.")
     existing = next(parent for parent in [folder.absolute(), *folder.absolute().parents] if parent.exists())
     if not os.access(existing, os.W_OK):
-        raise ValueError(f"--logs {args.logs}: {existing} cannot be written to.")
+        raise ValueError(f"--logs {run.logs}: {existing} cannot be written to.")
     return str(folder)

@@ -14,7 +14,7 @@ from ..losses.pcmepp import PCMEppLoss
 from ..runs import checkpoints, record
 from ..system.errors import RunFailed
 
-DROWNED = 0.9  # share of the variance in the CSD above which the means hardly count
+VARIANCE_SHARE_WARNING = 0.9  # share of the variance in the CSD above which the means hardly count
 
 
 class NonFiniteLoss(RunFailed):
@@ -27,57 +27,60 @@ class Monitor:
     At open_clip's logging interval: PCME++'s diagnostics, averaged over ranks, to the console, TensorBoard and W&B,
     and the check that the loss was finite in every step since the last one. Between these steps nothing waits for
     the device.
+
+    Arguments:
+        loss: the loss to watch; train with `Monitor.loss`.
+        checkpoints: the folder of the run's checkpoints, which messages name.
+        wandb: whether open_clip logs to W&B.
+        cfg: the model's `pcmepp_cfg`, None for a plain model.
     """
 
-    def __init__(self, args: Any):
-        self.args = args
-        self.loss: MonitoredLoss  # by `watch`, before the first epoch
+    def __init__(self, loss: nn.Module, checkpoints: Path, rank: int, distributed: bool, wandb: bool, cfg: dict | None):
+        self.loss = MonitoredLoss(loss, checkpoints, distributed)
+        self.rank, self.wandb, self.cfg = rank, wandb, cfg or {}
         self.history: Path | None = None  # the file that the loss is recorded in
         self.warned = False
 
-    def watch(self, loss: nn.Module) -> "MonitoredLoss":
-        self.loss = MonitoredLoss(loss)
-        return self.loss
-
     def check(self) -> None:
         """Raise on all ranks if the loss of any step so far was not finite. Waits for the device."""
-        self.loss.check(self.args)
+        self.loss.check()
 
     def report(self, step: int, samples: int, tb_writer: Any) -> None:
-        """On every rank, behind a step at the logging interval."""
+        """On every rank, after a step at the logging interval."""
         self.check()
         seen = self.loss.diagnostics()
         if self.history is not None:
             terms = {name: value.item() for name, value in self.loss.terms.items()}
             record.append_line(self.history, {"step": step, "samples": samples, **terms, **seen})
-        if not seen or self.args.rank != 0:
+        if not seen or self.rank != 0:
             return
         logging.info(f"PCME++ step {step} " + " ".join(f"{name}: {value:#.5g}" for name, value in seen.items()))
         scalars = {f"train/{name}": value for name, value in seen.items()}
         if tb_writer is not None:
             for name, value in scalars.items():
                 tb_writer.add_scalar(name, value, step)
-        if self.args.wandb:
+        if self.wandb:
             import wandb
 
             wandb.log(scalars, step=step)
-        if seen["variance_share"] > DROWNED and not self.warned:
+        if seen["variance_share"] > VARIANCE_SHARE_WARNING and not self.warned:
             self.warned = True
             logging.warning(
                 "The variances drown the means: they are %.0f %% of the distance between an image and a text. Lower "
                 "--init-logvar-bias (now %s) or --vib-weight (now %g).",
                 100 * seen["variance_share"],
-                self.args.pcmepp_cfg.get("init_logvar_bias"),
-                self.args.pcmepp_cfg.get("vib_weight", 0),
+                self.cfg.get("init_logvar_bias"),
+                self.cfg.get("vib_weight", 0),
             )
 
 
 class MonitoredLoss(nn.Module):
     """A loss that remembers, on its device, the first step at which it was not finite."""
 
-    def __init__(self, loss: nn.Module):
+    def __init__(self, loss: nn.Module, checkpoints: Path, distributed: bool):
         super().__init__()
         self.loss = loss
+        self.checkpoints, self.distributed = checkpoints, distributed
         self.step = 0
         self.first_bad = torch.tensor(math.inf)
         self.bad_terms: dict[str, Tensor] = {}
@@ -101,37 +104,38 @@ class MonitoredLoss(nn.Module):
         self.terms = terms
         return out
 
-    def check(self, args: Any) -> None:
+    def check(self) -> None:
         """Raise on all ranks if any of them saw a loss that is not finite. Waits for the device."""
         first_bad = self.first_bad
-        if args.distributed:
+        if self.distributed:
             first_bad = -all_reduce(-first_bad, "max")
         if torch.isfinite(first_bad):
             terms = ", ".join(f"{name} {value.item():g}" for name, value in self.bad_terms.items())
             raise NonFiniteLoss(
-                f"The loss was not finite at step {first_bad.item():.0f} ({terms}). {last_checkpoint(args)} "
-                "Lower --lr, lengthen --warmup, or set --grad-clip-norm 1; with --precision amp try amp_bf16."
+                f"The loss was not finite at step {first_bad.item():.0f} ({terms}). "
+                f"{last_checkpoint(self.checkpoints)} Lower --lr, lengthen --warmup, or set --grad-clip-norm 1; with "
+                "--precision amp try amp_bf16."
             )
 
     def diagnostics(self) -> dict[str, float]:
         return self.loss.read_diagnostics() if isinstance(self.loss, PCMEppLoss) else {}
 
 
-def last_checkpoint(args: Any) -> str:
-    path = checkpoints.newest_good(Path(args.checkpoint_path))
+def last_checkpoint(folder: Path) -> str:
+    path = checkpoints.newest_good(folder)
     return f"The last good checkpoint is {path}." if path else "No checkpoint had been saved before."
 
 
-def progress_bar(args: Any, epoch: int, batches: int, first: int) -> Any:
-    """Samples of the epoch, samples/s and time left, on rank 0 of a terminal; log lines elsewhere do."""
+def progress_bar(epoch: int, total: int, initial: int, rank: int) -> Any:
+    """Samples of the epoch, samples/s and time left, on rank 0 of a terminal; elsewhere log lines do."""
     from tqdm import tqdm
 
     return tqdm(
-        total=batches * args.batch_size * args.world_size,
-        initial=first * args.batch_size * args.world_size,
+        total=total,
+        initial=initial,
         unit=" samples",
         unit_scale=True,
         desc=f"epoch {epoch}",
-        disable=args.rank != 0 or not sys.stderr.isatty(),
+        disable=rank != 0 or not sys.stderr.isatty(),
         leave=False,
     )

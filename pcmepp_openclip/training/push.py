@@ -10,7 +10,6 @@ import contextlib
 import json
 import logging
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -19,14 +18,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..hub import upload
+from ..hub import queue, upload
 from ..hub.errors import PermanentHubError, TransientHubError
-from .coordination import signals_blocked
+from ..system.processes import signals_blocked
 
 AT_END = 3600.0  # seconds that the last push may take when a run is through
 ON_STOP = 45.0  # the same where the run was asked to stop, and may be killed soon
-QUEUE, STAGING = "hub-queue", ".hub-"  # in the run folder: links to checkpoints; prefix of folders being made
-FIRST_WORD = 15.0  # seconds that the check before the first step waits for the Hub
+CHECK_TIMEOUT_S = 15.0  # for the Hub to answer the check before the first step
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,21 +36,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--hub-license", metavar="ID", default="mit", help="for the model card (default: mit)")
 
 
-def target_of(args: Any) -> upload.HubTarget | None:
-    if args.push_to_hub is None:
+def target_of(flags: argparse.Namespace, logs: str) -> upload.HubTarget | None:
+    """The repo that the flags of `add_arguments` name, or None; ValueError without a run folder."""
+    if flags.push_to_hub is None:
         return None
-    if not args.logs or args.logs.lower() == "none":
+    if not logs or logs.lower() == "none":
         raise ValueError("--push-to-hub pushes the checkpoints of the run: give it a folder by --logs.")
-    return upload.HubTarget(args.push_to_hub, private=args.hub_private, branch=args.hub_branch)
+    return upload.HubTarget(flags.push_to_hub, private=flags.hub_private, branch=flags.hub_branch)
 
 
-def check_hub_flags(args: Any) -> None:
+def check_access(target: upload.HubTarget | None) -> None:
     """Before the first step: may this token write there? ValueError if not; a Hub out of reach is only said."""
-    target = target_of(args)
-    if target is None or args.dry_run:
+    if target is None:
         return
     try:
-        upload.check_access(target, silence=FIRST_WORD)
+        upload.check_access(target, silence=CHECK_TIMEOUT_S)
     except PermanentHubError as error:
         raise ValueError(f"--push-to-hub: {error}") from None
     except TransientHubError as passing:
@@ -64,15 +62,16 @@ def check_hub_flags(args: Any) -> None:
 
 
 class Pusher:
-    """The training process's side. Of no effect without --push-to-hub and on other ranks than 0.
+    """The training process's side. Of no effect without a target, as on other ranks than 0.
 
     Arguments:
-        args: open_clip's arguments and ours; the run folder is known once `start` is called.
+        run: the run folder.
+        license: of the model card.
+        tag: whether every pushed checkpoint is tagged.
     """
 
-    def __init__(self, args: Any):
-        self.args = args
-        self.target = target_of(args) if args.rank == 0 else None
+    def __init__(self, target: upload.HubTarget | None, run: Path, license: str = "mit", tag: bool = False):
+        self.target, self.run, self.license, self.tag = target, run, license, tag
         self.process: subprocess.Popen | None = None
         self.held: tuple[Path, int] | None = None
         self.offered: int | None = None  # the step of the last checkpoint that was handed over
@@ -81,23 +80,15 @@ class Pusher:
         self.finishing = False
 
     @property
-    def run(self) -> Path:
-        return Path(self.args.logs) / self.args.name
-
-    @property
-    def queue(self) -> Path:
-        return self.run / QUEUE
-
-    @property
     def by_hand(self) -> str:
         assert self.target is not None
         return f"`pcmepp push {self.run} {' '.join(self.target.words)}`"
 
     def start(self) -> None:
-        """Once, when the run folder is known."""
+        """Start the process, once."""
         if self.target is None or self.process is not None:
             return
-        self._clear()  # what a run that was killed has left
+        queue.clear(self.run)  # what a run that was killed has left
         command = [sys.executable, "-m", "pcmepp_openclip.hub.worker"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         with signals_blocked():
@@ -110,7 +101,7 @@ class Pusher:
                 start_new_session=True,  # Ctrl-C ends the run, which then ends it
             )
         target = {"repo_id": self.target.repo_id, "private": self.target.private, "branch": self.target.branch}
-        self._tell(target=target, run=str(self.run), license=self.args.hub_license, tag=self.args.hub_tag)
+        self._tell(target=target, run=str(self.run), license=self.license, tag=self.tag)
         threading.Thread(target=self._listen, args=(self.process,), daemon=True).start()
 
     def offer(self, checkpoint: Path, step: int, hold: bool = False) -> None:
@@ -118,14 +109,7 @@ class Pusher:
         if self.target is None:
             return
         self.start()
-        staged = self.queue / f"{step}.pt"
-        try:
-            self.queue.mkdir(exist_ok=True)
-            staged.unlink(missing_ok=True)
-            os.link(checkpoint, staged)
-        except OSError:  # a file system without links: it is pushed if it is still there when its turn comes
-            staged = checkpoint
-        self.held = staged, step
+        self.held = queue.add(self.run, checkpoint, step), step
         self.offered = step
         if not hold:
             self.release()
@@ -159,11 +143,7 @@ class Pusher:
             logging.info("Hub: %s holds the last checkpoint, step %d.", self.target.repo_id, self.offered)
         else:
             logging.warning("Hub: the last checkpoint is not on the Hub yet: run %s.", self.by_hand)
-        self._clear()
-
-    def _clear(self) -> None:
-        for place in (self.queue, *self.run.glob(f"{STAGING}*")):
-            shutil.rmtree(place, ignore_errors=True)
+        queue.clear(self.run)
 
     def _arrived(self) -> bool:
         for _ in range(20):  # the word of it may still be on its way through the thread

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 import pcmepp_openclip as pp
-from pcmepp_openclip.host import training
+from pcmepp_openclip.host.calls import stock_train_one_epoch
+from pcmepp_openclip.host.parallel import ddp_class
 
 BATCH = 48
 CFG = {
@@ -64,10 +65,9 @@ def one_step(case, rank, folder):
     if world > 1:
         dist.init_process_group("gloo", f"file://{folder}/store-{case['name']}", rank=rank, world_size=world)
     model, images, texts = build_model()
-    training.DDP.passes = accum
     wrapped, reduced = model, []
     if world > 1:
-        wrapped = training.DDP(model, device_ids=["cpu"])
+        wrapped = ddp_class(passes=accum)(model, device_ids=["cpu"])
         wrapped.register_comm_hook(reduced, count_and_reduce)
     # what accumulation and ranks see together is the whole batch, in any order
     size = BATCH // world // accum
@@ -79,7 +79,7 @@ def one_step(case, rank, folder):
     args.rank, args.world_size, args.batch_size = rank, world, size
     loss = Seen(pp.PCMEppLoss(rank, world, case["distance"], **case["weights"]))
     optimizer = Capture(model.parameters(), lr=0.0)
-    training.stock_train_one_epoch(wrapped, data, loss, 0, optimizer, None, None, None, args)
+    stock_train_one_epoch(wrapped, data, loss, 0, optimizer, None, None, None, args)
     if rank == 0:
         names = [name for name, _ in model.named_parameters()]
         grads = dict(zip(names, optimizer.seen, strict=True))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 def main(argv):
     from pcmepp_openclip.training import command as train
-    from pcmepp_openclip.training.hooks import TrainingHooks
+    from pcmepp_openclip.training.steps import EpochSteps
 
-    steps, folder = TrainingHooks._steps, Path(argv[argv.index("--logs") + 1]) / "watched"
+    steps, folder = EpochSteps.steps, Path(argv[argv.index("--logs") + 1]) / "watched"
     folder.mkdir(exist_ok=True)
 
     def watched(self, *args):
@@ -18,5 +18,5 @@ def main(argv):
                 yield i, batch
                 print(json.dumps([row.tolist() for row in batch[1]]), file=file, flush=True)
 
-    TrainingHooks._steps = watched
+    EpochSteps.steps = watched
     return train.main(argv)

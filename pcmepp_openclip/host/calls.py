@@ -1,0 +1,148 @@
+"""Calls of open_clip's `train_one_epoch` and `evaluate`, whose signatures are known here, and the seams in them."""
+
+import builtins
+import contextlib
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from . import seams
+from .trainer import train
+
+VALIDATION = ("val", "imagenet-val", "imagenet-v2")  # what `get_data` calls the data of a validation
+
+stock_train_one_epoch = train.train_one_epoch
+
+
+class _Call:
+    _arguments: dict[str, Any]
+
+    def _argument(self, name: str) -> Any:
+        if name not in self._arguments:
+            raise seams.HostChanged(seams.lacking(f"argument {name} in its training loop", "train"))
+        return self._arguments[name]
+
+
+def _bound(function: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
+    """The arguments of a call, by their names in open_clip's function."""
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+class EpochCall(_Call):
+    """One call of open_clip's `train_one_epoch`."""
+
+    def __init__(self, args: tuple, kwargs: dict):
+        self._arguments = _bound(stock_train_one_epoch, args, kwargs)
+        self.model: Any = self._argument("model")
+        self.data: dict = self._argument("data")
+        self.index: int = self._argument("epoch")
+        self.optimizer: Any = self._argument("optimizer")
+        self.scaler: Any = self._argument("scaler")
+        self.tb_writer: Any = self._argument("tb_writer")
+
+    def run(self, steps: Callable[[Any], Iterator[tuple[int, Any]]], first_batch: int = 0) -> None:
+        """The epoch, by open_clip's loop, which takes (index, batch) from `steps(loader)`: code between the steps.
+
+        Arguments:
+            first_batch: the batch that the loader is to begin with, where it can; else it begins with the first one.
+        """
+        entered = False
+
+        def hook(loader: Any) -> Iterator[tuple[int, Any]]:
+            nonlocal entered
+            entered = True
+            return steps(loader)
+
+        info = self.data["train"]
+        set_epoch = functools.partial(info.set_epoch, first_batch=first_batch) if first_batch else info.set_epoch
+        with _enumerated(info.dataloader, hook) as loader:
+            data = {**self.data, "train": SimpleNamespace(dataloader=loader, set_epoch=set_epoch)}
+            stock_train_one_epoch(**{**self._arguments, "data": data})
+        if not entered:
+            raise seams.never_entered(seams.STEP)
+
+
+class ValidationCall(_Call):
+    """One call of open_clip's `evaluate`."""
+
+    def __init__(self, args: tuple, kwargs: dict):
+        self._arguments = _bound(train.evaluate, args, kwargs)
+        self.data: dict = self._argument("data")
+        self.epoch: int = self._argument("epoch")
+
+    def write_results(self, write: bool) -> None:
+        """Whether the metrics are written to files."""
+        self._arguments["args"] = copy.copy(self._argument("args"))
+        self._arguments["args"].save_logs = write
+
+    def run(self, evaluate: Callable[..., dict], batches: Callable[[Any], Iterator] | None = None) -> dict:
+        """The metrics, by a function with the signature of open_clip's.
+
+        Arguments:
+            batches: loader to batches, with code between them.
+        """
+        if batches is None or "val" not in self.data:
+            return evaluate(**self._arguments)
+        hook = lambda loader: builtins.enumerate(batches(loader))  # noqa: E731
+        with _enumerated(self.data["val"].dataloader, hook) as loader:
+            data = {**self.data, "val": SimpleNamespace(dataloader=loader)}
+            return evaluate(**{**self._arguments, "data": data})
+
+
+class _HookedLoader:
+    """A loader whose batches come by the hooked `enumerate` alone: a loop that takes them otherwise is stopped."""
+
+    def __init__(self, loader: Any):
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator:
+        raise seams.never_entered(seams.STEP)
+
+
+@contextlib.contextmanager
+def _enumerated(loader: Any, hook: Callable[[Any], Iterator[tuple[int, Any]]]) -> Iterator[_HookedLoader]:
+    """A stand-in for `loader`, of which `enumerate` in open_clip's loop gives `hook(loader)`."""
+    hooked = _HookedLoader(loader)
+
+    def enumerate_(iterable: Iterable, *args: Any) -> Iterator:
+        return hook(loader) if iterable is hooked else builtins.enumerate(iterable, *args)
+
+    with seams.STEP.replaced(enumerate_):
+        yield hooked
+
+
+class _Metrics:
+    """`get_clip_metrics`, ours."""
+
+    def __init__(self, compute: Callable):
+        self.compute, self.entered = compute, False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict:
+        self.entered = True
+        return self.compute(*args, **kwargs)
+
+
+def metrics_of(compute: Callable) -> contextlib.AbstractContextManager:
+    """While it lasts, `compute(image_features, text_features, logit_scale)` gives the validation's metrics."""
+    return seams.METRICS.replaced(_Metrics(compute))
+
+
+def stock_evaluate(model: Any, data: dict, epoch: int, args: Any, **kwargs: Any) -> dict:
+    """open_clip's `evaluate`. HostChanged if it passes over metrics that were put in place."""
+    found = train.evaluate(model, data, epoch, args, **kwargs)
+    due = args.val_frequency and (epoch % args.val_frequency == 0 or epoch == args.epochs)
+    metrics = train.get_clip_metrics
+    if isinstance(metrics, _Metrics) and not metrics.entered and args.rank == 0 and "val" in data and due:
+        raise seams.never_entered(seams.METRICS)
+    return found

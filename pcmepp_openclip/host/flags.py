@@ -1,0 +1,216 @@
+"""What is read of a run's command line: open_clip's flags, whose names are known here, and those of `pcmepp train`.
+
+Other rooms get typed records of what they need.
+"""
+
+from argparse import Namespace
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import open_clip
+import torch
+
+from . import seams
+from .trainer import params
+
+READ = (  # the flags of open_clip that are read here
+    *("model", "pretrained", "precision", "device", "opt", "eps", "warmup", "seed", "report_to", "workers"),
+    *("force_quick_gelu", "force_custom_text", "force_patch_dropout", "force_image_size", "force_context_length"),
+    *("lock_image", "lock_image_unlocked_groups", "lock_text", "lock_text_unlocked_layers"),
+    *("siglip", "distill_model", "horovod", "batch_size", "accum_freq", "epochs", "log_every_n_steps"),
+    *("train_data", "val_data", "imagenet_val", "imagenet_v2", "dataset_type", "dataset_resampled"),
+    *("train_num_samples", "val_frequency", "logs", "name", "resume"),
+    *("save_frequency", "save_most_recent", "delete_previous_checkpoint"),
+)
+AT_LEAST = {"batch_size": 1, "accum_freq": 1, "epochs": 1, "workers": 0, "log_every_n_steps": 1}
+SLOW_ON_CPU = ("amp", "fp16", "pure_fp16")  # "amp" is open_clip's default; bfloat16 is fast on many CPUs
+
+
+def parse_args(argv: list[str]) -> Namespace:
+    """open_clip's own arguments. HostChanged if a flag is gone that is read here."""
+    args = params.parse_args(argv)
+    for name in READ:
+        if not hasattr(args, name):
+            raise seams.HostChanged(seams.lacking(f"flag --{name.replace('_', '-')}", "train"))
+    size = args.force_image_size
+    if isinstance(size, (tuple, list)) and len(size) == 1:  # as `main` does later
+        args.force_image_size = size[0]
+    return args
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What the parts of a run need of its flags, once open_clip has set up its ranks and its folder.
+
+    Arguments:
+        logs, name: of the run folder, LOGS/NAME.
+        trains, validates: whether there are data for it.
+        keep_epochs: whether the checkpoint of every epoch is kept, not only the newest.
+        keep_latest: whether the newest checkpoint also has the name `epoch_latest.pt`.
+        save_frequency: epochs between two checkpoints at the end of one; 0 for none.
+        save_every_minutes: time between two checkpoints within an epoch; 0 for none.
+        save_retry_minutes: how long the last checkpoint is tried again where it cannot be saved.
+        rank_timeout_minutes: how long a rank or the data may take.
+    """
+
+    rank: int
+    world_size: int
+    distributed: bool
+    logs: Path
+    name: str
+    resume: str | None
+    trains: bool
+    validates: bool
+    resampled: bool
+    epochs: int
+    batch_size: int
+    accum_freq: int
+    seed: int
+    log_every_n_steps: int
+    wandb: bool
+    save_frequency: int
+    keep_epochs: bool
+    keep_latest: bool
+    save_every_minutes: float
+    save_retry_minutes: float
+    rank_timeout_minutes: float
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.logs / self.name
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @property
+    def samples_per_batch(self) -> int:
+        """On all ranks together; `accum_freq` batches make a step."""
+        return self.batch_size * self.world_size
+
+
+def run_settings(args: Namespace, keep_latest: bool) -> RunSettings:
+    """Of arguments whose ranks and name are set."""
+    return RunSettings(
+        rank=args.rank,
+        world_size=args.world_size,
+        distributed=args.distributed,
+        logs=Path(args.logs),
+        name=args.name,
+        resume=args.resume,
+        trains=trains(args),
+        validates=validates(args),
+        resampled=args.dataset_resampled,
+        epochs=args.epochs,
+        batch_size=args.batch_size,
+        accum_freq=args.accum_freq,
+        seed=args.seed,
+        log_every_n_steps=args.log_every_n_steps,
+        wandb="wandb" in args.report_to or "all" in args.report_to,
+        save_frequency=args.save_frequency,
+        keep_epochs=not args.delete_previous_checkpoint,
+        keep_latest=keep_latest,
+        save_every_minutes=args.save_every_minutes,
+        save_retry_minutes=args.save_retry_minutes,
+        rank_timeout_minutes=args.rank_timeout_minutes,
+    )
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """What a dry run tells of."""
+
+    model: str
+    pretrained: str
+    pcmepp_cfg: dict | None
+    resume: str | None
+    logs: str
+    name: str | None
+    batch_size: int
+    world_size: int
+    accum_freq: int
+    epochs: int
+    warmup: int
+    trains: bool
+    dataset_type: str
+    train_num_samples: int | None
+
+
+def planned_run(args: Namespace) -> PlannedRun:
+    names = [name for name in PlannedRun.__dataclass_fields__ if name != "trains"]
+    return PlannedRun(trains=trains(args), **{name: getattr(args, name) for name in names})
+
+
+def trains(args: Namespace) -> bool:
+    return bool(args.train_data) or args.dataset_type == "synthetic"
+
+
+def validates(args: Namespace) -> bool:
+    return bool(args.val_data or args.imagenet_val or args.imagenet_v2)
+
+
+def trains_on_cpu(args: Namespace) -> bool:
+    """Whether stock `main` will take the CPU: asked for by --device, or for want of the device that is."""
+    kind = args.device.partition(":")[0]
+    return kind == "cpu" or (kind == "cuda" and not torch.cuda.is_available())
+
+
+def slow_on_cpu(args: Namespace) -> bool:
+    """Whether the run is to compute in half precision on a CPU."""
+    return args.precision in SLOW_ON_CPU and trains_on_cpu(args)
+
+
+def check_numbers(args: Namespace) -> None:
+    """ValueError for numbers that open_clip takes as they come."""
+    for name, least in AT_LEAST.items():
+        if getattr(args, name) < least:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(args, name)}.")
+
+
+def check_for_pcmepp(args: Namespace) -> None:
+    """ValueError for flags that no PCME++ model is trained with; mends one that open_clip leaves open."""
+    for flag, on in {
+        "--siglip": args.siglip,
+        "--distill-model": args.distill_model is not None,
+        "--horovod": args.horovod,
+        "--force-custom-text": args.force_custom_text,
+    }.items():
+        if on:
+            raise ValueError(f"{args.model} cannot be trained with {flag}: drop it, or choose a plain model.")
+    if args.opt.startswith("timm/") and args.eps is None:
+        args.eps = 1e-8  # open_clip passes None on, which some of timm's optimizers stumble over
+
+
+def model_config(args: Namespace) -> dict:
+    """The config of --model with the flags that change it."""
+    config = open_clip.get_model_config(args.model)
+    if config is None:
+        raise ValueError(
+            f"--model {args.model} has no config of its own: name a model, and its weights by --pretrained."
+        )
+    for flag, key in (("force_quick_gelu", "quick_gelu"), ("force_custom_text", "custom_text")):
+        if getattr(args, flag):
+            config[key] = True
+    return config
+
+
+def model_without_weights(args: Namespace) -> Any:
+    """The model of these flags on the device "meta", which takes no memory."""
+    model = open_clip.create_model(
+        args.model,
+        precision=args.precision,
+        device="meta",
+        force_quick_gelu=args.force_quick_gelu,
+        force_patch_dropout=args.force_patch_dropout,
+        force_image_size=args.force_image_size,
+        force_context_length=args.force_context_length,
+        pretrained_text=False,
+        **({} if args.pcmepp_cfg is None else {"pcmepp_cfg": args.pcmepp_cfg}),
+    )
+    if args.lock_image:
+        model.lock_image_tower(args.lock_image_unlocked_groups)
+    if args.lock_text:
+        model.lock_text_tower(args.lock_text_unlocked_layers)
+    return model

@@ -1,0 +1,65 @@
+"""What open_clip's `main` wraps a model in, and how it loads the state of an optimizer."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from .weights import plain_names
+
+OPTIMIZER_FLAGS = ("lr", "betas", "eps", "weight_decay", "momentum")  # as torch and timm name what the flags set
+
+_stock_load_optimizer = torch.optim.Optimizer.load_state_dict
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state_dict: dict) -> None:
+    """torch's, which takes the checkpoint's --wd, --beta1, ... over those of the command line, with these kept."""
+    wanted = [{name: group[name] for name in OPTIMIZER_FLAGS if name in group} for group in optimizer.param_groups]
+    _stock_load_optimizer(optimizer, state_dict)
+    for group, kept in zip(optimizer.param_groups, wanted, strict=True):
+        group.update(kept)
+
+
+class DDP(nn.parallel.DistributedDataParallel):
+    """DDP as open_clip calls it, that also runs on CPUs and reduces gradients once for several accumulated passes.
+
+    `passes` is how many forward passes with gradients make a step; see `ddp_class`.
+    """
+
+    passes = 1
+
+    def __init__(self, module: nn.Module, device_ids: Any = None, **kwargs: Any):
+        on_cpu = next(module.parameters()).device.type == "cpu"
+        super().__init__(module, device_ids=None if on_cpu else device_ids, **kwargs)
+        self._pass = 0
+
+    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        """Takes names with and without the `module.` that stock open_clip saves."""
+        return self.module.load_state_dict(plain_names(state_dict), *args, **kwargs)
+
+    @torch.compiler.disable(recursive=False)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.passes > 1 and torch.is_grad_enabled():
+            self._pass = (self._pass + 1) % self.passes
+            self.require_backward_grad_sync = self._pass == 0
+        return super().forward(*args, **kwargs)
+
+
+def ddp_class(passes: int, on_use: Callable[[], None] = lambda: None) -> type[DDP]:
+    """A DDP with that many passes per step: a class, since `main` makes the instance, which calls `on_use`."""
+
+    class RunDDP(DDP):
+        def __init__(self, *args: Any, **kwargs: Any):
+            on_use()
+            super().__init__(*args, **kwargs)
+
+    RunDDP.passes = passes
+    return RunDDP
+
+
+def innermost(model: nn.Module) -> nn.Module:
+    """The model within what `main` wraps it in: DDP, torch.compile."""
+    for wrapper in ("_orig_mod", "module"):
+        model = getattr(model, wrapper, model)
+    return model

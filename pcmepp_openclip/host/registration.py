@@ -1,0 +1,144 @@
+"""The way in: `register` makes every caller of open_clip know the PCME++ models."""
+
+import copy
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import open_clip
+from open_clip import factory, pretrained
+from torch import nn
+
+from ..system.digest import Damaged, verified
+from ..system.text import did_you_mean
+from . import repos, seams
+from .weights import reason
+
+LEDGER = seams.Ledger()  # of the replacements, which last as long as the process
+
+PREFIX = "PCMEpp"
+RELEASED = "SanghyukChun/PCMEPP-ViT-B-16-CC3M-12M-RedCaps"
+BASES = {  # the plain model whose weights fit a PCME++ model's mean branch
+    "PCMEpp-ViT-B-32": "ViT-B-32",
+    "PCMEpp-ViT-B-16": "ViT-B-16",
+    "PCMEpp-ViT-L-14": "ViT-L-14",
+    "PCMEpp-ViT-B-16-unc2": "ViT-B-16",
+}
+
+
+def register(
+    model_class: type,
+    create_loss: Callable[[Any, dict], nn.Module],
+    reconcile_state_dict: Callable[[nn.Module, dict], dict],
+    config_dir: Path,
+) -> None:
+    """Make every caller of open_clip know the PCME++ models. A second call does nothing.
+
+    Arguments:
+        model_class: what a config with a `pcmepp_cfg` block is built as.
+        create_loss: (open_clip_train's arguments, `pcmepp_cfg`) to the loss of such a model.
+        reconcile_state_dict: (model, state dict of a file) to a state dict that fits the model, or an error.
+        config_dir: the folder of the model configs.
+    """
+    if getattr(factory, "_pcmepp_registered", False):
+        return
+    open_clip.add_model_config(config_dir)
+    for name, base in BASES.items():
+        pretrained._PRETRAINED[name] = copy.deepcopy(pretrained._PRETRAINED[base])
+    released = pretrained._PRETRAINED["PCMEpp-ViT-B-16-unc2"]
+    released["cc3m_cc12m_redcaps"] = {"hf_hub": f"{RELEASED}/model.safetensors"}
+    released["cc3m_cc12m_redcaps_256m"] = {"hf_hub": f"{RELEASED}-256M/model.safetensors"}
+
+    def loss_of(stock: Callable, args: Any) -> nn.Module:
+        block = getattr(args, "pcmepp_cfg", None) or (factory.get_model_config(args.model) or {}).get("pcmepp_cfg")
+        return stock(args) if block is None else create_loss(args, block)
+
+    def convert(stock: Callable, model: nn.Module, state_dict: dict) -> dict:
+        state_dict = stock(model, state_dict)
+        return reconcile_state_dict(model, state_dict) if isinstance(model, model_class) else state_dict
+
+    def load(stock: Callable, model: nn.Module, checkpoint_path: str, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(checkpoint_path, repos.Missing):
+            raise RuntimeError(f"Cannot load {checkpoint_path}: {checkpoint_path.reason}.")
+        if not isinstance(model, model_class):
+            return stock(model, checkpoint_path, *args, **kwargs)
+        before = LEDGER.calls.copy()
+        try:
+            loaded = stock(model, checkpoint_path, *args, **kwargs)
+        except Damaged:
+            raise
+        except Exception as error:
+            raise RuntimeError(f"Cannot load {checkpoint_path}: {reason(error)}") from error
+        LEDGER.expect(*(seam for seam in seams.LIBRARY if seam.caller.endswith(".load_checkpoint")), since=before)
+        return loaded
+
+    def read(stock: Callable, checkpoint_path: str, *args: Any, **kwargs: Any) -> Any:
+        with verified(Path(checkpoint_path)):
+            return stock(checkpoint_path, *args, **kwargs)
+
+    ours: dict[str, Callable] = {  # each is called with the stock function in front of the arguments
+        "get_model_config": _named_config,
+        "parse_model_name": repos.parse_model_name,
+        "_get_hf_config": repos.get_config,
+        "download_pretrained_from_hf": repos.get_weights,
+        "_find_checkpoint_in_dir": repos.find_weights,
+        "get_tokenizer": repos.get_tokenizer,
+        "HFTokenizer": repos.hf_tokenizer,
+        "load_state_dict": read,
+        "load_checkpoint": load,
+        "convert_state_dict": convert,
+        "create_loss": loss_of,
+    }
+    classes = {"CLIP": model_class, "CustomTextCLIP": None, "CoCa": None}
+    assert ours.keys() | classes.keys() == {seam.name for seam in seams.LIBRARY}
+    replacements: dict[str, Any] = {}
+    for seam in seams.LIBRARY:
+        if seam.name not in replacements:  # one object for `open_clip.factory.x` and `open_clip.x`
+            stock = seam.find()
+            replacements[seam.name] = (
+                _dispatcher(seam, classes[seam.name])
+                if seam.name in classes
+                else LEDGER.noting(seam, functools.partial(ours[seam.name], stock))
+            )
+        seam.replace(replacements[seam.name])
+    factory._pcmepp_registered = True
+
+
+def _dispatcher(seam: seams.Seam, model_class: type | None) -> type:
+    """A stand-in for a model class of open_clip's factory, which only builds: instances are never its own."""
+    stock = seam.find()
+
+    class Dispatch(type):
+        def __call__(cls, *args: Any, **kwargs: Any) -> nn.Module:
+            LEDGER.enter(seam)
+            if "pcmepp_cfg" not in kwargs:
+                return stock(*args, **kwargs)
+            if model_class is None:
+                raise ValueError(
+                    f"A PCME++ model is a CLIP, not a {stock.__name__}: drop --force-custom-text and the config's "
+                    "custom_text, multimodal_cfg and text_cfg.hf_model_name."
+                )
+            return model_class(*args, **kwargs)
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, stock)
+
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            return issubclass(subclass, stock)
+
+    return Dispatch(stock.__name__, (stock,), {"__module__": stock.__module__, "__doc__": stock.__doc__})
+
+
+def _named_config(stock: Callable, model_name: str) -> dict | None:
+    if model_name.startswith(PREFIX):
+        model_name = model_name.replace("/", "-")  # ViT-B/16, as `create_model` takes it
+    config = stock(model_name)
+    if model_name.lower().startswith(PREFIX.lower()):
+        ours = [name for name in open_clip.list_models() if name.startswith(PREFIX)]
+        if config is None:
+            meant = did_you_mean(model_name, ours, cutoff=0.0)
+            raise RuntimeError(f"There is no model '{model_name}': {meant} Known: {', '.join(ours)}.")
+        if "pcmepp_cfg" not in config:
+            raise ValueError(f"The config of '{model_name}' lacks its pcmepp_cfg block, which makes a model PCME++.")
+    return config

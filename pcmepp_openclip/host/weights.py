@@ -1,0 +1,45 @@
+"""Files of weights and the shapes of a model, by open_clip's own readers and classes."""
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from open_clip import factory
+from torch import Tensor
+
+from ..system.digest import Damaged
+
+
+def shapes_of(model_cfg: dict) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors of a model with that config; nothing is allocated."""
+    cfg = copy.deepcopy(model_cfg)
+    custom = cfg.pop("custom_text", False) or "hf_model_name" in cfg["text_cfg"]
+    kind = factory.CLIP if not custom else factory.CoCa if "multimodal_cfg" in cfg else factory.CustomTextCLIP
+    cfg["text_cfg"]["hf_model_pretrained"] = False
+    with torch.device("meta"):
+        model = kind(**cfg)
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def read_state_dict(path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint file of any kind that open_clip reads, without `module.`; no code is run."""
+    try:
+        return factory.load_state_dict(str(path), weights_only=True)
+    except Damaged:
+        raise
+    except Exception as error:
+        raise ValueError(f"{path} is not a checkpoint that can be read: {reason(error)}") from error
+
+
+def plain_names(state_dict: dict) -> dict[str, Any]:
+    """A state dict without the `module.` of DDP."""
+    return {str(name).removeprefix("module."): value for name, value in state_dict.items()}
+
+
+def reason(error: Exception) -> str:
+    """Why a file cannot be loaded, for a user; what escapes from within a parser ("101", "") says nothing."""
+    if isinstance(error, (pickle.UnpicklingError, EOFError, AttributeError, KeyError, TypeError, StopIteration)):
+        return "it is not a dict of tensors by name, or one that torch.load takes only with weights_only=False."
+    return " ".join(str(error).split())

@@ -1,0 +1,99 @@
+"""Child processes that end with this one, whatever ends it, and signals that they never see."""
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)  # ask a run to save and end
+LAST_SECONDS = 20.0  # for a process that has nothing left to do
+_PR_SET_PDEATHSIG = 1
+
+_starting_workers = False  # whether a child that is forked now belongs to this process alone
+_parent = 0
+
+
+@contextlib.contextmanager
+def signals_blocked() -> Iterator[None]:
+    """Processes that are started meanwhile never see the signals: a job's TERM or Ctrl-C must not kill a rank's data
+    workers before the rank has stopped. They die with this process, and by `end_children`. What comes in meanwhile is
+    noted by the thread of `RankCoordinator`."""
+    global _starting_workers
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*STOP_SIGNALS, signal.SIGINT})
+    outer, _starting_workers = _starting_workers, True
+    try:
+        yield
+    finally:
+        _starting_workers = outer
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _before_fork() -> None:
+    global _parent
+    # The system's word is of the thread that forks: for one that ends before the process it would come too early.
+    mine = _starting_workers and threading.current_thread() is threading.main_thread()
+    _parent = os.getpid() if mine else 0
+
+
+def _die_with_parent() -> None:
+    """In a new child: the system kills it when its parent dies, even if it is stopped or spins."""
+    global _starting_workers
+    _starting_workers = False
+    if _parent and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != _parent:  # it died meanwhile
+            os._exit(1)
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_die_with_parent)
+
+
+def end_children(spared: Iterable[Any] = ()) -> None:
+    """Kill the processes that `multiprocessing` has started here and what those have started, but not the `spared`.
+
+    By SIGKILL: data workers do not hear TERM, and one that is stopped or stuck would not obey anything else."""
+    kept = {child.pid for child in spared}
+    children = [child for child in multiprocessing.active_children() if child.pid not in kept]
+    if not children:
+        return
+    # torch's own handler would raise an error for each of them
+    before = signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+    try:
+        for child in children:
+            grandchildren = _descendants(child.pid)
+            child.kill()
+            for pid in grandchildren:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+        for child in children:
+            child.join(LAST_SECONDS)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def _descendants(pid: int | None) -> list[int]:
+    """The commands that a data worker reads from, on Linux."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, task.read_text().split()):
+                found += [child, *_descendants(child)]
+    return found
+
+
+def leave_soon(code: int) -> None:
+    """The last call of a process: what still hangs after a while (a thread in a library, a lock of a dead worker) does
+    not keep it from ending."""
+
+    def end() -> None:
+        time.sleep(LAST_SECONDS)
+        os._exit(code)
+
+    threading.Thread(target=end, daemon=True).start()

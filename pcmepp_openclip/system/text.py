@@ -1,0 +1,14 @@
+"""Words for users' mistakes."""
+
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str = "", count: int = 1, cutoff: float = 0.6) -> str:
+    """ "did you mean 'x'?" with up to `count` of the `known` words that resemble `word`; `otherwise` if none does.
+
+    Arguments:
+        cutoff: how alike they must be, from 0, which is any word, to 1, which is the same word.
+    """
+    close = difflib.get_close_matches(word, list(known), n=count, cutoff=cutoff)
+    return f"did you mean {' or '.join(map(repr, close))}?" if close else otherwise

@@ -1,0 +1,110 @@
+"""What a run takes over from the checkpoint that it is resumed from, and where it enters the epoch."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from ..host.flags import RunSettings
+from ..host.published import AT_START
+from ..runs import checkpoints, record
+from .revalidation import lacks_validation
+from .steps import EpochStart
+
+
+class ResumedRun:
+    """The checkpoint that a run is resumed from.
+
+    Arguments:
+        checkpoint: its content; those of stock open_clip lack the parts `training` and `about`.
+        hyperparameters: of the run as it is started now.
+    """
+
+    def __init__(self, path: Path, checkpoint: dict, settings: RunSettings, hyperparameters: dict[str, Any]):
+        self.path, self.settings, self.hyperparameters = path, settings, hyperparameters
+        self.training: dict[str, Any] | None = checkpoint.get("training")
+        self.about: dict[str, Any] = checkpoint.get("about") or {}
+        self.before: dict[str, Any] = self.about.get("hyperparameters") or {}
+        record.check_fixed(hyperparameters, self.before)
+        self.samples_seen: int = (self.training or {}).get("samples_seen", 0)
+        self.own = path.absolute().parent == settings.checkpoints.absolute()  # of the same run folder
+        self.entered = False
+
+    def is_unvalidated(self, epochs: int) -> bool:
+        """Whether it is of this run folder and of the end of an epoch whose validation was cut off."""
+        settings = self.settings
+        if settings.rank != 0 or not (self.own and settings.validates and settings.trains):
+            return False
+        if checkpoints.position(self.path) != (epochs, 0):
+            return False
+        return lacks_validation(settings, epochs)
+
+    def enter_epoch(self, train: Any, epoch: int) -> EpochStart:
+        """Where the first epoch of the resumed run is entered, so that the samples that are left of it have room."""
+        if not self.training or self.entered:
+            return EpochStart()
+        self.entered = True
+        settings, batches = self.settings, train.dataloader.num_batches
+        self._note_changes(self.training["step"])
+        seen, accum = self.training["samples_in_epoch"], settings.accum_freq
+        first = min(seen // settings.samples_per_batch // accum * accum, batches)
+        outdated: list[Path] = []
+        if seen:
+            at, how = (first, "with new draws") if settings.resampled else self._resume_data(train, epoch, first)
+            if at is None:
+                twice = (train.dataloader.num_samples - seen) * seen // train.dataloader.num_samples
+                logging.warning(
+                    "Resuming within the epoch at batch %d of %d, but not with the samples that were left, since %s: "
+                    "about %d samples of this epoch are seen twice, and as many are not seen.",
+                    *(first, batches, how, max(0, twice)),
+                )
+            else:
+                first = at
+                logging.info("Resuming within the epoch at batch %d of %d, %s.", first, batches, how)
+            outdated = self._outdated(first)
+        if len(self.training["rng"]) != settings.world_size:
+            logging.info(
+                "Resuming on %d ranks a run of %d: samples seen are carried over, random numbers start anew.",
+                settings.world_size,
+                len(self.training["rng"]),
+            )
+        return EpochStart(first, seen, outdated, self.training)
+
+    def _note_changes(self, step: int) -> None:
+        """Log, and keep for the record, which hyperparameters have changed."""
+        changed = record.changes(self.hyperparameters, self.before)
+        for verb, names in (
+            ("have changed", changed.keys() - set(AT_START)),
+            ("have no effect, since the weights are those of the checkpoint", changed.keys() & set(AT_START)),
+        ):
+            values = ", ".join(f"{name} {changed[name][1]} (was {changed[name][0]})" for name in sorted(names))
+            if values:
+                logging.warning("Resuming at step %d, these %s: %s.", step, verb, values)
+        kept = {name: pair for name, pair in changed.items() if name not in AT_START}
+        if kept:
+            self.about["changes"] = [*(self.about.get("changes") or []), {"step": step, **kept}]
+
+    def _outdated(self, first: int) -> list[Path]:
+        """The files of the epoch that may come after new ones by their names, where batches have another size now."""
+        newest = checkpoints.position(self.path)
+        if newest is None or newest[1] == first or not self.own:
+            return []
+        found = [(checkpoints.position(path) or (0, 0), path) for path in checkpoints.newest_first(self.path.parent)]
+        return [path for where, path in found if (newest[0], 0) < where <= newest]
+
+    def _resume_data(self, train: Any, epoch: int, first: int) -> tuple[int | None, str]:
+        """The batch at which exactly the samples that are left follow, or None; and how, or why not."""
+        assert self.training is not None
+        settings, state = self.settings, self.training.get("data")
+        if state is not None and hasattr(train, "position"):
+            return train.dataloader.resume(epoch, state, settings.accum_freq)
+        # Of other data, or of an earlier version.
+        now = {
+            "seed": (settings.seed, "--seed"),
+            "batch_size": (settings.batch_size, "--batch-size"),
+            "world_size": (settings.world_size, "the number of ranks"),
+        }
+        before = {**self.before, "world_size": len(self.training["rng"])}
+        changed = [flag for name, (value, flag) in now.items() if before.get(name, value) != value]
+        if changed:
+            return None, f"{' and '.join(changed)} changed"
+        return first, "with the samples that were left"

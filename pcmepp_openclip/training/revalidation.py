@@ -1,0 +1,59 @@
+"""A validation that can be cut off, by a request to stop or a full disk, and is then done again by the resumed run."""
+
+import errno
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from ..host.calls import ValidationCall
+from ..host.flags import RunSettings
+from ..runs import record
+from ..system.processes import signals_blocked
+from .steps import Batches
+from .waits import StopAsked, Waiter
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Validator:
+    """Validates, and records which epochs are validated.
+
+    Arguments:
+        evaluate: open_clip's `evaluate` or one with its signature.
+    """
+
+    def __init__(self, settings: RunSettings, evaluate: Callable[..., dict], waiter: Waiter, batches: Batches):
+        self.evaluate, self.waiter, self.batches = evaluate, waiter, batches
+        self.record = settings.checkpoints / record.VALIDATED
+        self.unrecorded = ""  # why the last validation has left no trace
+
+    def validate(self, call: ValidationCall, saves: bool) -> tuple[dict[str, Any], bool]:
+        """The metrics, and whether the validation was cut off by a request to stop."""
+        self.unrecorded = ""
+        if saves:
+            record.append_line(self.record, {"epoch": call.epoch, "complete": False})
+        try:
+            with signals_blocked(), self.waiter.waiting(patience=0.0):
+                return call.run(self.evaluate, self.batches.of_validation), False
+        except StopAsked:
+            return {}, True
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+            self.unrecorded = (
+                f"The validation of epoch {call.epoch} could not be written down ({error}): free space and start again "
+                "with --resume latest, which does it again."
+            )
+            logging.error("VALIDATION NOT SAVED. %s", self.unrecorded)
+            return {}, False
+
+    def complete(self, call: ValidationCall) -> None:
+        """Record that the validation needs not be done again."""
+        if not self.unrecorded:
+            record.append_line(self.record, {"epoch": call.epoch, "complete": True})
+
+
+def lacks_validation(settings: RunSettings, epochs: int) -> bool:
+    """Whether the validation after so many epochs was cut off."""
+    lines = record.read_lines(settings.checkpoints / record.VALIDATED, "epoch", last=epochs)
+    return epochs > 0 and not any(line["epoch"] == epochs and line.get("complete") for line in lines)

@@ -1,0 +1,93 @@
+"""Writing the checkpoints of a run: what they hold, and what follows once one is on the disk."""
+
+import contextlib
+import functools
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from ..host.flags import RunSettings
+from ..host.training import innermost
+from ..runs import checkpoints
+from ..runs.lock import FolderInUse, FolderLock
+from ..system.errors import RunFailed
+from .monitor import last_checkpoint
+from .push import Pusher
+
+
+class NotSaved(RunFailed):
+    """The last state of a run is not on the disk."""
+
+
+class CheckpointWriter:
+    """Writes checkpoints, on the rank that saves, and hands them to the pusher.
+
+    Arguments:
+        lock: the lock of the run folder, None where there is none to hold.
+    """
+
+    def __init__(self, settings: RunSettings, pusher: Pusher, lock: FolderLock | None):
+        self.settings, self.pusher, self.lock = settings, pusher, lock
+        self.saver = checkpoints.Saver()
+        self.outdated: list[Path] = []  # files that must go once there is a newer one
+
+    def write(self, checkpoint: dict, batches: int, validated: bool) -> bool:
+        """Write a checkpoint of `batches` batches of an epoch; whether it may still come to be there.
+
+        Arguments:
+            validated: whether a validation follows, whose metrics belong on the model card.
+        """
+        if self.lock is not None and self.lock.lost:
+            raise FolderInUse(f"{self.lock.folder} was taken over by another run ({self.lock.lost}): this one ends.")
+        path = self.settings.checkpoints / checkpoints.file_name(checkpoint["epoch"], batches)
+        step, samples = checkpoint["training"]["step"], checkpoint["training"]["samples_seen"]
+        self.saver.save(checkpoint, path, functools.partial(self._saved, path, step, samples, validated))
+        return self.saver.writing
+
+    def _saved(self, path: Path, step: int, samples_seen: int, validated: bool) -> None:
+        """Called once the checkpoint is on the disk."""
+        logging.info("Saved %s, %d samples seen.", path, samples_seen)
+        if self.settings.keep_latest:
+            latest = path.with_name("epoch_latest.pt")
+            with contextlib.suppress(FileNotFoundError):
+                latest.unlink()
+            try:
+                os.link(path, latest)
+            except OSError:  # a file system without links
+                shutil.copyfile(path, latest)
+        problem = checkpoints.fault(path)
+        if problem is not None:
+            raise OSError(f"it was written, but cannot be read back: {problem}")
+        self.pusher.offer(path, step, hold=validated)
+        for outdated in self.outdated:
+            if outdated != path:
+                outdated.unlink(missing_ok=True)
+        checkpoints.prune(self.settings.checkpoints, path, keep_every_epoch=self.settings.keep_epochs)
+
+    def last_problem(self) -> str | None:
+        """Why the last checkpoint is not on the disk, after more tries; None if it is there."""
+        if self.saver.insist(60 * self.settings.save_retry_minutes):
+            return None
+        return (
+            f"The last state of the run could not be saved to {self.saver.failed}, see above. "
+            f"{last_checkpoint(self.settings.checkpoints)} Free space, then start again with --resume latest."
+        )
+
+
+def checkpoint_of(
+    model: Any, optimizer: Any, scaler: Any, name: str, epochs: int, training: dict[str, Any], about: dict[str, Any]
+) -> dict[str, Any]:
+    """The content of a checkpoint: stock open_clip's, and the parts `training` and `about`."""
+    checkpoint = {
+        "epoch": epochs,
+        "name": name,
+        "state_dict": innermost(model).state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "training": training,
+        "about": about,
+    }
+    if scaler is not None:
+        checkpoint["scaler"] = scaler.state_dict()
+    return checkpoint

@@ -1,0 +1,183 @@
+"""The batches of a run as open_clip's loop takes them: waited for with a limit, with work between the steps."""
+
+import contextlib
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..host.flags import RunSettings
+from ..runs import rng
+from ..system.errors import RunFailed
+from ..system.processes import signals_blocked
+from .coordination import START_UP, RankCoordinator
+from .monitor import Monitor, last_checkpoint, progress_bar
+from .waits import StopAsked, TooLong, Waiter
+
+END = object()
+
+
+class Stalled(RunFailed):
+    """Nothing came for too long, or a stop could not be done in good order."""
+
+
+@dataclass(frozen=True)
+class EpochStart:
+    """Where an epoch is entered.
+
+    Arguments:
+        batch: the first batch.
+        samples_before: samples of the epoch that were seen before.
+        outdated: checkpoints within this epoch whose names count batches of another size. They must go once there is a
+            newer one, or the next restart would take them for the newest.
+        restored: the generators' states of every rank and the like, from the checkpoint; None for a new epoch.
+    """
+
+    batch: int = 0
+    samples_before: int = 0
+    outdated: list[Path] = field(default_factory=list)
+    restored: dict[str, Any] | None = None
+
+
+@dataclass
+class Progress:
+    """How far a run is."""
+
+    samples_seen: int = 0
+    unsaved: bool = False  # whether there were steps since the last checkpoint
+    first_wait: float | None = None  # seconds until the first batch of the run came
+
+
+class Batches:
+    """Batches that are waited for: a long wait is logged and has a limit, and a request to stop ends it."""
+
+    def __init__(self, settings: RunSettings, waiter: Waiter):
+        self.settings, self.waiter = settings, waiter
+
+    def of(self, loader: Any, what: str, first: float, later: float, **waiting: Any) -> Iterator[Any]:
+        """StopAsked, or Stalled after that many seconds for the first batch and for later ones."""
+        iterator, seconds = None, first
+        while True:
+            try:
+                with self.waiter.waiting(what, seconds, **waiting):
+                    iterator = iterator or iter(loader)
+                    batch = next(iterator, END)
+            except TooLong:
+                raise Stalled(
+                    f"Rank {self.settings.rank} waited {seconds:.0f} s for {what}, and it did not come: the data or "
+                    f"its workers are stuck. {last_checkpoint(self.settings.checkpoints)} See --rank-timeout-minutes."
+                ) from None
+            if batch is END:
+                return
+            seconds = later
+            yield batch
+
+    def of_validation(self, loader: Any) -> Iterator[Any]:
+        limit = START_UP.total_seconds()
+        return self.of(loader, "a batch of the validation", first=limit, later=limit, patience=0.0)
+
+
+class EpochSteps:
+    """The steps of one epoch.
+
+    Arguments:
+        index: of the epoch.
+        start: where it is entered.
+        save: saves a checkpoint after so many batches of the epoch.
+        stop: called with that function and the number of steps so far; ends the run.
+        supports_position: whether the loader begins with the batch of `start`; one that does not is wound forward.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        start: EpochStart,
+        settings: RunSettings,
+        coordinator: RankCoordinator,
+        monitor: Monitor,
+        progress: Progress,
+        batches: Batches,
+        *,
+        save: Callable[[int], None],
+        stop: Callable[[Callable[[], None], int], None],
+        supports_position: bool,
+        tb_writer: Any,
+    ):
+        self.index, self.start, self.settings, self.coordinator = index, start, settings, coordinator
+        self.monitor, self.progress, self.waited = monitor, progress, batches
+        self.save, self.stop = save, stop
+        self.supports_position, self.tb_writer = supports_position, tb_writer
+        self.batches_done, self.accumulated = start.batch, 0
+        self.start_rng: dict[str, Any] | None = None  # at the epoch's start: stock data are shuffled by it
+
+    def __call__(self, loader: Any) -> Iterator[tuple[int, Any]]:
+        """(index, batch) for open_clip's loop."""
+        settings, first, restored = self.settings, self.start.batch, self.start.restored
+        if not self.supports_position:
+            if first and restored and len(restored.get("epoch_rng") or ()) == settings.world_size:
+                rng.restore(restored["epoch_rng"][settings.rank])
+            self.start_rng = rng.state()
+        try:
+            iterator = self._first_waited(loader)
+            if first and not self.supports_position:
+                logging.info("Passing over %d batches that were seen before the restart.", first)
+                for _ in range(first):
+                    next(iterator)
+            if restored and len(restored["rng"]) == settings.world_size:
+                rng.restore(restored["rng"][settings.rank])
+            yield from self.steps(iterator, loader.num_batches)
+        except StopAsked:
+            if not self.coordinator.all_wait():
+                raise Stalled(
+                    f"Asked to stop while rank {settings.rank} waited for data that another rank had: nothing could be "
+                    f"saved. {last_checkpoint(settings.checkpoints)} Start again with --resume latest."
+                ) from None
+            self.progress.samples_seen -= self.accumulated * settings.samples_per_batch
+            per_epoch = loader.num_batches // settings.accum_freq
+            self._stop(self.index * per_epoch + self.batches_done // settings.accum_freq)
+
+    def _first_waited(self, loader: Any) -> Iterator[Any]:
+        """The batches, of which the first is there: the workers have been started."""
+        stall, since = 60 * self.settings.rank_timeout_minutes, time.monotonic()
+        wait = self.progress.first_wait
+        # Buffers are filled before an epoch's first batch, which then takes about as long as the first time.
+        longest = START_UP.total_seconds() if wait is None else max(stall, 10 * wait)
+        iterator = self.waited.of(loader, f"a batch of epoch {self.index}", longest, stall)
+        with signals_blocked():  # the workers are started here
+            head = list(itertools.islice(iterator, 1))
+        self.progress.first_wait = wait or time.monotonic() - since
+        return itertools.chain(head, iterator)
+
+    def steps(self, iterator: Iterator[Any], batches: int) -> Iterator[tuple[int, Any]]:
+        settings, first, accum = self.settings, self.start.batch, self.settings.accum_freq
+        per_epoch, per_batch = batches // accum, settings.samples_per_batch
+        bar = progress_bar(self.index, batches * per_batch, first * per_batch, settings.rank)
+        with contextlib.closing(bar):
+            for i, batch in enumerate(iterator, first):
+                in_epoch = i // accum
+                step = self.index * per_epoch + in_epoch
+                logged = in_epoch % settings.log_every_n_steps == 0 or in_epoch + 1 == per_epoch
+                self.monitor.loss.before_step(step, logged)
+                yield i, batch
+                self.progress.samples_seen += per_batch
+                self.accumulated += 1
+                bar.update(per_batch)
+                if (i + 1) % accum:
+                    continue
+                self.batches_done, self.accumulated, self.progress.unsaved = i + 1, 0, True
+                if i + 1 == first + accum:
+                    self.coordinator.expect_steps(running=True)
+                if logged:
+                    self.monitor.report(step, self.progress.samples_seen, self.tb_writer)
+                stop, wants_save = self.coordinator.after_step()
+                if i + 1 < batches:  # else the epoch's own checkpoint follows at once
+                    if stop:
+                        self._stop(step + 1)
+                    if wants_save:
+                        self.save(i + 1)
+
+    def _stop(self, step: int) -> None:
+        self.stop(lambda: self.save(self.batches_done), step)
