@@ -203,7 +203,7 @@ def test_a_pickle_is_not_run(guarded, push, tmp_path, monkeypatch):
 
 @pytest.fixture
 def hasty(monkeypatch):
-    monkeypatch.setattr(upload, "WAITS", (0.1, 0.2))
+    monkeypatch.setattr(upload, "RETRY_WAITS_S", (0.1, 0.2))
 
 
 PASSING = {

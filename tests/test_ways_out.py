@@ -262,7 +262,7 @@ def test_a_folder_is_of_one_run_at_a_time(ranks, flags, tmp_path):
 @pytest.mark.parametrize("other", ["lives", "is dead", "has long been dead", "leaves"])
 def test_a_run_on_another_node_is_known_by_its_signs_of_life(tmp_path, monkeypatch, other):
     """Where the file system does not tell other nodes of locks: only what is in the file counts."""
-    monkeypatch.setattr(lock, "DEAD", 3.0)
+    monkeypatch.setattr(lock, "DEAD_AFTER_S", 3.0)
     path, ended = tmp_path / lock.NAME, threading.Event()
 
     def sign(number):
