@@ -12,8 +12,7 @@ from shard_maker import arguments, captions, flat, load, pair, serve, write_shar
 
 from pcmepp_openclip import cli
 from pcmepp_openclip.data import check_data, protect
-from pcmepp_openclip.system import redact
-from pcmepp_openclip.system.redact import real, redact_logs
+from pcmepp_openclip.system.redact import real, redact, redact_logs
 
 SECRET = "s3cr3t"
 
@@ -120,7 +119,7 @@ def test_errors_and_summaries_hold_no_secret(tmp_path, caplog, capsys):
         for pattern in (
             gone,
             f"pipe:curl -sf -u u:{SECRET} {gone}",
-            f"gs://{SECRET}@b/0.tar",
+            f"ftp://{SECRET}@b/0.tar",
             f"https://{SECRET}@h/{{0.tar",
         ):
             with pytest.raises(ValueError) as error:

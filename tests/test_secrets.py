@@ -14,8 +14,7 @@ from helpers import REPO
 from shard_maker import serve
 
 from pcmepp_openclip.data import protect
-from pcmepp_openclip.system import redact
-from pcmepp_openclip.system.redact import real
+from pcmepp_openclip.system.redact import real, redact
 from pcmepp_openclip.training import command as train
 
 WORDS = ["alpha7", "bravo7", "charlie7", "delta7", "echo7"]

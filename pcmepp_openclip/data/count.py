@@ -18,7 +18,7 @@ from ..training.coordination import end_children
 from . import defects
 from .decode import BadImage, decode_image, open_image
 from .shards import IMAGE_SUFFIXES, TEXT_SUFFIX, ShardError, find_fault, read_groups
-from .sizes import SIZES, folder_of, merge_json, report_path, writable, write_json
+from .sizes import SIZES, OffsetRecorder, folder_of, merge_json, report_path, writable, write_json
 from .sources import Source, label, shard_key, shown
 
 PROBE_BYTES = 256  # for a shard, about what its entries in sizes.json and the report take
@@ -34,6 +34,7 @@ class ShardCount:
         problem: why it could not be read to its end, if so; then all that follows is unknown.
         sides: shorter sides of the usable images. words: numbers of words of the usable captions.
         suffixes: of all members.
+        offsets: where groups begin, in a tar that can be entered there.
     """
 
     shard: str
@@ -45,6 +46,7 @@ class ShardCount:
     sides: list[int] = field(default_factory=list)
     words: list[int] = field(default_factory=list)
     suffixes: Counter[str] = field(default_factory=Counter)
+    offsets: OffsetRecorder = field(default_factory=OffsetRecorder)
 
     @property
     def usable(self) -> int:
@@ -60,6 +62,8 @@ def count_shard(shard: str, max_pixels: int, retries: int = 5, most: int | None 
             count.samples += 1
             count.bytes += sum(len(data) for data in group.members.values() if data)
             count.suffixes.update(list(group.members))
+            if group.offset is not None:
+                count.offsets.add(group.index, group.offset)
             cause = find_fault(group)
             if cause is None:
                 image = next(data for suffix in IMAGE_SUFFIXES if (data := group.members.get(suffix)) is not None)
@@ -71,7 +75,7 @@ def count_shard(shard: str, max_pixels: int, retries: int = 5, most: int | None 
                 except BadImage as error:
                     cause = error.cause
             if cause is not None:
-                count.unusable.setdefault(cause, []).append(group.number)
+                count.unusable.setdefault(cause, []).append(group.index)
             if count.samples == most:
                 break
     except ShardError as error:
@@ -130,6 +134,8 @@ def report(counts: list[ShardCount]) -> dict[str, Any]:
                 "usable": count.usable,
                 "unusable": count.unusable,
                 "bytes": count.bytes,
+                "stride": count.offsets.stride,
+                "offsets": count.offsets.offsets,
             }
             for count in counts
         },
