@@ -8,12 +8,10 @@ import threading
 
 import pytest
 from open_clip_train.data import get_dataset_size
-from shard_maker import arguments, flat, load, pair, picture, serve, within, write_shards, write_tar
+from shard_maker import arguments, flat, load, pair, picture, serve, specify, within, write_shards, write_tar
 
 from pcmepp_openclip import cli
-from pcmepp_openclip.data import check_data
 from pcmepp_openclip.data import count as count_module
-from pcmepp_openclip.data.spec import resolve
 
 
 def test_count_writes_what_stock_open_clip_reads(tmp_path, capsys):
@@ -67,7 +65,7 @@ def test_the_total_is_the_sum_over_sources_equal_basenames_included(tmp_path):
     patterns = [write_shards(tmp_path / name, counts) for name, counts in [("a", [5, 6]), ("b", [50, 60]), ("c", [1])]]
     for pattern in patterns:
         cli.main(["data", "count", pattern])
-    assert resolve(arguments("::".join(patterns))).samples == 122
+    assert specify(arguments("::".join(patterns))).samples == 122
 
 
 def test_shards_in_several_folders_have_a_manifest_each(tmp_path):
@@ -76,7 +74,7 @@ def test_shards_in_several_folders_have_a_manifest_each(tmp_path):
     pattern = f"{tmp_path}/{{a,b}}/00000.tar"
     cli.main(["data", "count", pattern])
     assert json.loads((tmp_path / "b/sizes.json").read_text()) == {"00000.tar": 7}
-    assert resolve(arguments(pattern)).samples == 12
+    assert specify(arguments(pattern)).samples == 12
 
 
 def test_counting_a_part_keeps_the_rest(tmp_path):
@@ -94,18 +92,18 @@ def test_counts_of_pipes_go_to_a_file_that_training_is_given(tmp_path, capsys):
     assert "--output p.sizes.json" in capsys.readouterr().err
     output = tmp_path / "p.sizes.json"
     assert cli.main(["data", "count", pattern, "--output", str(output)]) == 0
-    assert resolve(arguments(pattern, "--train-data-sizes", f"p={output}")).samples == 11
+    assert specify(arguments(pattern, "--train-data-sizes", f"p={output}")).samples == 11
 
 
 def test_an_uncounted_source_is_an_error_with_a_command_that_cures_it(tmp_path):
     pattern = write_shards(tmp_path / "d", [5, 6])
     with pytest.raises(ValueError, match="was not counted") as error:
-        check_data(arguments(pattern))
+        specify(arguments(pattern), check=True)
     command = re.search(r"`pcmepp (.*?) '(.*?)'`", str(error.value))
     assert cli.main([*command[1].split(), command[2]]) == 0
-    check_data(arguments(pattern))
+    specify(arguments(pattern), check=True)
     os.remove(tmp_path / "d/sizes.json")
-    check_data(arguments(pattern, train_num_samples=11))
+    specify(arguments(pattern, train_num_samples=11), check=True)
 
 
 @pytest.mark.parametrize(
@@ -125,15 +123,15 @@ def test_manifests_that_cannot_be(tmp_path, content, said):
     pattern = write_shards(tmp_path / "d", [2])
     (tmp_path / "d/sizes.json").write_text(content)
     with pytest.raises(ValueError, match=said):
-        resolve(arguments(pattern))
+        specify(arguments(pattern))
 
 
 def test_check_finds_sources_that_do_not_exist(tmp_path):
     good = write_shards(tmp_path / "a", [3])
     with pytest.raises(ValueError, match=r"--train-data: no shard of source 'b' exists, the first would be .*/0.tar"):
-        check_data(arguments(f"{good}::b={tmp_path}/nowhere/{{0..9}}.tar", train_num_samples=1))
+        specify(arguments(f"{good}::b={tmp_path}/nowhere/{{0..9}}.tar", train_num_samples=1), check=True)
     with serve(tmp_path) as server, pytest.raises(ValueError, match=r"source 'b' can be read .*404"):
-        check_data(arguments(f"{good}::b={server.url}/nowhere/{{0..9}}.tar", train_num_samples=1))
+        specify(arguments(f"{good}::b={server.url}/nowhere/{{0..9}}.tar", train_num_samples=1), check=True)
 
 
 @pytest.mark.parametrize(
@@ -149,17 +147,17 @@ def test_check_finds_sources_that_do_not_exist(tmp_path):
 def test_check_says_what_the_first_shard_holds_instead(tmp_path, samples, said):
     write_tar(tmp_path / "d/0.tar", samples)
     with pytest.raises(ValueError, match=said) as error:
-        check_data(arguments(str(tmp_path / "d/0.tar"), train_num_samples=1))
+        specify(arguments(str(tmp_path / "d/0.tar"), train_num_samples=1), check=True)
     assert "'d'" in str(error.value) and "\n" not in str(error.value)
 
 
 def test_check_wants_enough_shards_for_workers_and_ranks(tmp_path):
     pattern = write_shards(tmp_path / "d", [2] * 5)
     cli.main(["data", "count", pattern])
-    check_data(arguments(pattern, workers=5))
+    specify(arguments(pattern, workers=5), check=True)
     with pytest.raises(ValueError, match=r"--workers 3 on 2 ranks .* 6 shards .* has 5: use --workers 2"):
-        check_data(arguments(pattern, workers=3, world_size=2))
-    check_data(arguments(pattern, workers=3, world_size=2, dataset_resampled=True))
+        specify(arguments(pattern, workers=3, world_size=2), check=True)
+    specify(arguments(pattern, workers=3, world_size=2, dataset_resampled=True), check=True)
 
 
 def test_the_command_checks_alone_and_fully(tmp_path, capsys):
@@ -178,9 +176,9 @@ def test_the_command_checks_alone_and_fully(tmp_path, capsys):
 
 
 def test_other_kinds_of_data_are_left_to_open_clip(tmp_path):
-    check_data(arguments(str(tmp_path / "x.csv"), dataset_type="csv"))
-    check_data(arguments(str(tmp_path / "x.csv"), dataset_type="auto"))
-    check_data(arguments("", dataset_type="synthetic"))
+    specify(arguments(str(tmp_path / "x.csv"), dataset_type="csv"), check=True)
+    specify(arguments(str(tmp_path / "x.csv"), dataset_type="auto"), check=True)
+    specify(arguments("", dataset_type="synthetic"), check=True)
 
 
 @pytest.fixture
@@ -245,7 +243,7 @@ def test_counts_that_cannot_be_written_after_the_work_are_kept_elsewhere(tmp_pat
     filler.join()
     said = capsys.readouterr().err.splitlines()[-1]
     kept = re.search(r"\(No space left on device\): the counts are kept in (\S+\.json);", said)[1]
-    assert resolve(arguments(pattern, "--train-data-sizes", f"d={kept}")).samples == 10
+    assert specify(arguments(pattern, "--train-data-sizes", f"d={kept}")).samples == 10
     assert not list((small_disk / "d").glob("*.part"))
 
 

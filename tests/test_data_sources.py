@@ -1,15 +1,19 @@
 """Where shards may be: every kind of place gives the same samples, and patterns mean what open_clip's mean."""
 
+import collections
 import contextlib
 import json
 import logging
 import os
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
+from helpers import REPO
 from open_clip_train.data import expand_urls
 from shard_maker import arguments, flat, load, serve, within, write_shards
 
@@ -133,6 +137,28 @@ def test_hugging_face_repos(hub, pattern):
     assert sorted(flat(data)) == expected
     tar = next(headers for _, path, headers in server.log if path.endswith("00001.tar"))
     assert tar["Authorization"] == "Bearer hf_secret"
+
+
+def test_a_run_lists_a_repo_and_reads_its_sizes_once_per_rank(hub, tmp_path):
+    """From the check of its flags to the last epoch, on two ranks."""
+    server, _ = hub
+    flags = ["--model", "PCMEpp-tiny", "--train-data", "hf://datasets/org/pairs/*.tar", "--dataset-type", "webdataset"]
+    flags += ["--workers", "1", "--batch-size", "4", "--epochs", "2", "--precision", "fp32", "--warmup", "1"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--"]
+    env = {**os.environ, "HF_ENDPOINT": server.url, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO)}
+    done = subprocess.run(
+        [*torchrun, "pcmepp_openclip.train", *flags, "--logs", str(tmp_path / "logs")],
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    asked = collections.Counter(path.partition("?")[0].rpartition("/")[2] for _, path, _ in server.log)
+    assert asked["main"] == 2, "listings"
+    assert asked["sizes.json"] == asked["sizes.report.json"] == 2
+    assert asked["00000.tar"] >= 2 and asked["00001.tar"] >= 2, "each epoch reads both"
 
 
 @pytest.mark.parametrize("ranges", [True, False])

@@ -10,7 +10,7 @@ import itertools
 import math
 import os.path
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from ..system.redact import printable, redact
@@ -26,11 +26,14 @@ OBJECT_STORES = {"s3": ("s3fs", "s3"), "gs": ("gcsfs", "gcs"), "az": ("adlfs", "
 
 @dataclass(frozen=True)
 class Source:
-    """One component of `--train-data`. `shards` are local paths, URLs or `pipe:` commands, in the user's order."""
+    """One component of `--train-data`. `shards` are local paths, URLs or `pipe:` commands, in the user's order.
+
+    Pattern and shards may hold credentials, so that `repr` leaves them out; see `label`.
+    """
 
     name: str
-    pattern: str
-    shards: tuple[str, ...]
+    pattern: str = field(repr=False)
+    shards: tuple[str, ...] = field(repr=False)
 
 
 def parse_sources(text: str, flag: str = "--train-data") -> list[Source]:

@@ -27,6 +27,7 @@ from ..host import training
 from ..host.data import bounded
 from ..runs import record
 from ..system import files
+from ..system.redact import redact_args
 from . import push
 from .coordination import EXIT_STOPPED, Stopped, end_children
 from .dry_run import dry_run
@@ -55,13 +56,13 @@ def main(argv: list[str] | None = None) -> int:
         training.stock_parse_args(["--help"])
     known, rest = own.parse_known_args(argv)
     try:
-        args = prepare(known, rest)
+        args, spec = prepare(known, rest)
     except ValueError as error:  # the same on every rank, so one of them says it
         if training.world_info_from_env()[1] == 0:
             print(f"pcmepp train: {data.printable(str(error))}", file=sys.stderr)
         return 2
     try:
-        return 0 if args.dry_run else run(args, rest)
+        return 0 if args.dry_run else run(args, spec, rest)
     except ValueError as error:  # of this rank
         print(f"pcmepp train: {data.printable(str(error))}", file=sys.stderr)
         return 2
@@ -110,14 +111,14 @@ def own_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def prepare(own: argparse.Namespace, rest: list[str]) -> argparse.Namespace:
-    """All arguments, open_clip's and ours, and every mistake that shows before a model is built."""
+def prepare(own: argparse.Namespace, rest: list[str]) -> tuple[argparse.Namespace, data.DataSpec]:
+    """All arguments, open_clip's and ours, and the training data; every mistake that shows before a model is built."""
     host.never_ask()
     args = training.stock_parse_args(rest)
     vars(args).update(vars(own))
     check_numbers(args)
     args.pcmepp_cfg = merged_cfg(args)
-    data.protect(args)
+    data_flags = data.DataFlags.from_args(args, redact_args(args))
     _, args.rank, args.world_size = training.world_info_from_env()
     args.world_size = args.dry_run or args.world_size
     if args.rank == 0:
@@ -130,19 +131,20 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> argparse.Namespace:
         check_places(args)
         if not args.dry_run and args.logs.lower() != "none":
             files.check_folder(Path(args.logs), "--logs")
-        data.check_data(args)
+    spec = data.resolve(data_flags, ranks=args.world_size, check=args.rank == 0)
+    if args.rank == 0:
         push.check_hub_flags(args)
     if args.dry_run:
-        dry_run(args)
-    return args
+        dry_run(args, spec)
+    return args, spec
 
 
-def run(args: argparse.Namespace, rest: list[str]) -> int:
+def run(args: argparse.Namespace, spec: data.DataSpec, rest: list[str]) -> int:
     """Stock `main` on these arguments, with ours in the place of some functions that it calls."""
     probabilistic = args.pcmepp_cfg is not None
     args.keep_most_recent, args.save_most_recent = args.save_most_recent, False  # `TrainingHooks` saves, not `main`
     os.environ.setdefault("WANDB_RESUME", "allow")  # main means to, but compares after it has overwritten --resume
-    sources = record.sources_of(args) if args.rank == 0 else []
+    sources = record.sources_of(args, spec) if args.rank == 0 else []
     pushing = push.Pusher(args)
     evaluation = evaluate if probabilistic else training.stock_evaluate
     loop = TrainingHooks(args, evaluation, keep_rng=probabilistic, sources=sources, pusher=pushing)
@@ -164,7 +166,9 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
                 get_latest_checkpoint=loop.get_latest_checkpoint,
                 create_model_and_transforms=create_model_and_transforms,
                 pt_load=loop.pt_load,
-                get_data=functools.partial(loop.get_data, functools.partial(data.get_data, training.stock_get_data)),
+                get_data=functools.partial(
+                    loop.get_data, functools.partial(data.get_data, training.stock_get_data, spec)
+                ),
                 create_loss=lambda args: loop.monitor.watch(open_clip.create_loss(args)),
                 train_one_epoch=loop.train_one_epoch,
                 evaluate=loop.evaluate,

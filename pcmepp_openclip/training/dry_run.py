@@ -13,15 +13,15 @@ from ..models import state_dict
 from ..runs import checkpoints
 
 
-def dry_run(args: Any) -> None:
+def dry_run(args: Any, spec: data.DataSpec) -> None:
     """Print what training with these arguments would do on `args.world_size` ranks; ValueError for a mistake."""
-    rows = list(describe(args))
+    rows = list(describe(args, spec))
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         print(f"{name:{width}}  {value}")
 
 
-def describe(args: Any) -> Iterator[tuple[str, str]]:
+def describe(args: Any, spec: data.DataSpec) -> Iterator[tuple[str, str]]:
     model = _model(args)
     parameters = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -32,7 +32,7 @@ def describe(args: Any) -> Iterator[tuple[str, str]]:
     yield "ranks", str(args.world_size)
     each = f"{args.batch_size} x {args.world_size} ranks x {args.accum_freq} accumulated"
     yield "global batch", f"{global_batch:,} ({each})"
-    samples, sources = _samples(args)
+    samples, sources = _samples(args, spec)
     batches = math.ceil(samples / (args.batch_size * args.world_size))
     steps = batches // args.accum_freq
     if steps == 0:
@@ -102,11 +102,10 @@ def _start(args: Any, model: Any) -> str:
     return f"of the tag {args.pretrained} (downloaded when training starts)"
 
 
-def _samples(args: Any) -> tuple[int, list[tuple[str, float]]]:
+def _samples(args: Any, spec: data.DataSpec) -> tuple[int, list[tuple[str, float]]]:
     """Samples of an epoch, and the share of each source in it."""
-    plan = data.describe_data(args)
-    if plan is not None:
-        return plan
+    if spec.sources:
+        return spec.samples, list(spec.source_shares.items())
     if not args.train_data and args.dataset_type != "synthetic":
         raise ValueError("There is nothing to train on: give --train-data.")
     if args.train_num_samples is None:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from pcmepp_openclip.data import add_arguments
+from pcmepp_openclip.data import DataFlags, DataSpec, add_arguments, resolve
 
 
 def picture(seed: int = 0, size: tuple[int, int] = (24, 20), mode: str = "RGB", format: str = "JPEG", **save) -> bytes:
@@ -115,11 +115,21 @@ def jitter(image) -> torch.Tensor:
 
 def load(args, transform=to_tensor, epoch: int = 0):
     """The train DataInfo, through the way in that training uses."""
+    return get_data(args, (transform, transform), epoch=epoch, tokenizer=Words())["train"]
+
+
+def get_data(args, preprocess_fns, epoch: int = 0, tokenizer=None) -> dict:
+    """All data of a run with these arguments, as training gets them."""
     from open_clip_train.data import get_data as stock
 
-    from pcmepp_openclip.data import get_data
+    from pcmepp_openclip import data
 
-    return get_data(stock, args, (transform, transform), epoch=epoch, tokenizer=Words())["train"]
+    return data.get_data(stock, specify(args), args, preprocess_fns, epoch=epoch, tokenizer=tokenizer)
+
+
+def specify(args, check: bool = False) -> DataSpec:
+    """The training data of arguments that are not redacted."""
+    return resolve(DataFlags.from_args(args), ranks=args.world_size, check=check)
 
 
 def captions(data) -> list[list[str]]:
