@@ -6,6 +6,7 @@ import re
 import subprocess
 import threading
 
+import pandas
 import pytest
 from open_clip_train.data import get_dataset_size
 from shard_maker import arguments, flat, load, pair, picture, serve, specify, within, write_shards, write_tar
@@ -35,11 +36,43 @@ def test_the_report(tmp_path, capsys):
     assert (report["samples"], report["usable"]) == (5, 2)
     assert report["unusable"] == {"no image": 1, "empty caption": 1, "broken image": 1}
     assert report["bytes"] == sum(len(data) for sample in samples for data in sample.values())
-    assert (report["shorter_side_pixels"]["least"], report["shorter_side_pixels"]["most"]) == (30, 90)
-    assert (report["caption_words"]["least"], report["caption_words"]["most"]) == (1, 3)
+    assert report["shorter_side_pixels"] == pytest.approx({"min": 30, "5%": 33, "median": 60, "95%": 87, "max": 90})
+    assert report["caption_words"] == pytest.approx({"min": 1, "5%": 1.1, "median": 2, "95%": 2.9, "max": 3})
     assert report["shards"]["0.tar"]["unusable"] == {"no image": [2], "empty caption": [3], "broken image": [4]}
     out = capsys.readouterr().out
-    assert "2 usable pairs of 5" in out and "1 broken image" in out and "pixels: least 30" in out
+    assert "2 usable pairs of 5" in out and "1 broken image" in out and "pixels: min 30" in out
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".html"])
+def test_a_table_has_one_row_per_shard_of_all_sources(tmp_path, suffix):
+    write_tar(tmp_path / "a/0.tar", [pair("a", "one two three", picture(size=(40, 30))), pair("b", ""), pair("c", "")])
+    write_tar(tmp_path / "b/1.tar", [pair("d", "one", picture(size=(100, 90))), {"e.txt": b"no image"}])
+    (tmp_path / "b/2.tar").write_bytes(b"<html>")
+    pattern, path = f"{tmp_path}/a/0.tar::{tmp_path}/b/{{1,2}}.tar", tmp_path / f"t{suffix}"
+    assert cli.main(["data", "count", pattern, "--table", str(path)]) == 1
+    expected = [
+        ("a", "0.tar", 3, 1, 2, 0, 30.0, 3.0, False),
+        ("b", "1.tar", 2, 1, 0, 1, 90.0, 1.0, False),
+        ("b", "2.tar", 0, 0, 0, 0, None, None, True),
+    ]
+    if suffix == ".html":
+        text = path.read_text()
+        assert text.count("<tr") == 4 and all(f"<td>{row[1]}</td>" in text for row in expected)
+        assert "<html>" not in text
+        return
+    names = ["source", "shard", "samples", "usable", "empty caption", "no image", "median_shorter_side_pixels"]
+    table = pandas.read_csv(path).astype(object).where(lambda table: table.notna(), None)
+    found = [
+        (*(row[name] for name in [*names, "median_caption_words"]), "not a tar" in (row["problem"] or ""))
+        for _, row in table.iterrows()
+    ]
+    assert found == expected
+
+
+def test_a_table_of_an_unknown_kind_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["data", "count", "x.tar", "--table", "t.xlsx"])
+    assert "must end in .csv or .html" in capsys.readouterr().err
 
 
 def test_a_progress_bar_goes_to_stderr(tmp_path, capsys):
@@ -176,9 +209,12 @@ def test_the_command_checks_alone_and_fully(tmp_path, capsys):
 
 
 def test_other_kinds_of_data_are_left_to_open_clip(tmp_path):
-    specify(arguments(str(tmp_path / "x.csv"), dataset_type="csv"), check=True)
-    specify(arguments(str(tmp_path / "x.csv"), dataset_type="auto"), check=True)
-    specify(arguments("", dataset_type="synthetic"), check=True)
+    """Even the check does not look for the file."""
+    for place, kind in ((str(tmp_path / "x.csv"), "csv"), (str(tmp_path / "x.csv"), "auto"), ("", "synthetic")):
+        spec = specify(arguments(place, dataset_type=kind), check=True)
+        assert (spec.sources, spec.samples, spec.flags.train_data) == ([], 0, place)
+    with pytest.raises(ValueError, match="no shard of source"):
+        specify(arguments(str(tmp_path / "x.tar"), dataset_type="auto"), check=True)
 
 
 @pytest.fixture

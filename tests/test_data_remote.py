@@ -256,7 +256,7 @@ def test_s3_objects_that_are_missing_or_change(store):
 
 
 @pytest.mark.parametrize(
-    "scheme, package, extra", [("s3", "s3fs", "s3"), ("gs", "gcsfs", "gcs"), ("az", "adlfs", "az")]
+    "scheme, package, extra", [("s3", "s3fs", "s3"), ("gs", "gcsfs", "gcs"), ("az", "adlfs", "azure")]
 )
 def test_a_store_whose_package_is_missing_names_the_extra(scheme, package, extra):
     script = (
