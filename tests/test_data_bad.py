@@ -9,7 +9,19 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
-from shard_maker import arguments, captions, flat, load, pair, picture, serve, write_shards, write_tar
+from shard_maker import (
+    arguments,
+    captions,
+    flat,
+    get_data,
+    load,
+    pair,
+    picture,
+    serve,
+    to_tensor,
+    write_shards,
+    write_tar,
+)
 
 from pcmepp_openclip.data import defects
 from pcmepp_openclip.data.count import count_shard
@@ -270,16 +282,11 @@ def test_details_once_each_and_a_summary_each_epoch(tmp_path, caplog):
 
 def test_an_endless_word_does_not_hold_up_the_tokenizer(tmp_path):
     import open_clip
-    from open_clip_train.data import get_data as stock
-
-    from pcmepp_openclip.data import get_data
 
     write_tar(tmp_path / "0.tar", [pair("a", "z" * 900_000), pair("b"), pair("c"), pair("d")])
     args = arguments(str(tmp_path / "0.tar"), train_num_samples=4)
     tokenizer = open_clip.get_tokenizer("PCMEpp-tiny")
-    from shard_maker import to_tensor
-
-    data = get_data(stock, args, (to_tensor, to_tensor), tokenizer=tokenizer)["train"]
+    data = get_data(args, (to_tensor, to_tensor), tokenizer=tokenizer)["train"]
     ((_, texts),) = list(data.dataloader)
     expected = tokenizer(["z" * 16 * 77])[0]
     assert any(torch.equal(row, expected[: len(row)]) for row in texts)

@@ -5,19 +5,9 @@ order) -> `decode` and `batches` (in the workers) -> `loader` (in the training p
 manifest, `check` is what runs before anything is built, `build` is the way in.
 """
 
-from ..system.redact import printable, protect, redact
-from .arguments import add_arguments
+from ..system.redact import printable
+from .arguments import DataFlags, add_arguments
 from .build import get_data
-from .check import check_data
-from .spec import describe_data, training_sources
+from .spec import DataSpec, resolve, summarize
 
-__all__ = [
-    "add_arguments",
-    "check_data",
-    "describe_data",
-    "get_data",
-    "printable",
-    "protect",
-    "redact",
-    "training_sources",
-]
+__all__ = ["DataFlags", "DataSpec", "add_arguments", "get_data", "printable", "resolve", "summarize"]

@@ -1,6 +1,10 @@
 """The flags that the data has beside open_clip's own."""
 
 import argparse
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from .decode import MAX_PIXELS
 
@@ -66,6 +70,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="do not cut captions to the longest of the batch",
     )
+
+
+@dataclass(frozen=True)
+class DataFlags:
+    """The flags of open_clip and of this package that the training data depend on.
+
+    The three places may hold credentials, so that `repr` leaves them out.
+    """
+
+    train_data: str | None = field(repr=False)
+    val_data: str | None = field(repr=False)
+    train_data_sizes: str | None = field(repr=False)
+    dataset_type: str
+    dataset_resampled: bool
+    train_num_samples: int | None
+    train_data_mix: str | None
+    train_data_upsampling_factors: str | None
+    train_data_max_bad_fraction: float
+    train_data_max_empty_shards: int
+    train_data_retries: int
+    train_data_shuffle_buffer: int
+    train_data_max_pixels: int
+    train_data_reduced_decoding: bool
+    train_data_exif_orientation: bool
+    no_trim_captions: bool
+    model: str
+    force_image_size: Any
+    batch_size: int
+    workers: int
+    seed: int
+
+    @classmethod
+    def from_args(cls, args: argparse.Namespace, unredacted: Mapping[str, str] | None = None) -> "DataFlags":
+        """Arguments:
+        unredacted: the original values of redacted arguments, see `redact_args`.
+        """
+        values = {**vars(args), **(unredacted or {})}
+        return cls(**{field.name: values[field.name] for field in fields(cls)})
+
+    @property
+    def reads_shards(self) -> bool:
+        """Whether the training data are webdataset shards. Anything else is read by open_clip."""
+        if not self.train_data or self.dataset_type not in ("webdataset", "auto"):
+            return False
+        return self.dataset_type == "webdataset" or not re.search(r"\.[ct]sv$", self.train_data)
 
 
 def whole_number(text: str) -> int:

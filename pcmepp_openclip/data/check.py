@@ -1,31 +1,14 @@
 """What can be known of the training data in seconds, before a model is built. One sentence for each mistake."""
 
-import argparse
 import os.path
 
-from ..system.redact import real
 from . import defects
 from .count import ShardCount, count_shard
 from .shards import IMAGE_SUFFIXES
-from .sources import Source, kind, label, local_path, parse_sources, shown
-from .spec import is_ours, resolve
+from .sources import Source, kind, label, local_path, shown
 
 FIRST_SAMPLES = 20  # of a shard, looked at
 FIRST_SHARDS = 3  # tried where the first cannot be read
-
-
-def check_data(args: argparse.Namespace) -> None:
-    """ValueError if training on these arguments could not work. Meant for one rank; csv and the like pass."""
-    if not is_ours(args):
-        return
-    text = real(args.train_data)
-    assert text
-    sources = parse_sources(text)
-    for source in sources:
-        check_source(source, args.train_data_max_pixels, min(2, args.train_data_retries))
-    resolve(args)
-    if not args.dataset_resampled:
-        check_shards(sum(len(source.shards) for source in sources), args.workers, args.world_size)
 
 
 def check_shards(shards: int, workers: int, ranks: int) -> None:

@@ -9,9 +9,10 @@ import argparse
 import os
 from pathlib import Path
 
+from ..system.files import check_folder
 from .arguments import positive_number, whole_number
 from .check import check_shards, check_source
-from .count import check_places, count_source, summary_lines, write_counts
+from .count import check_places, count_source, shard_table, summary_lines, write_counts, write_table
 from .decode import MAX_PIXELS
 from .sizes import count_command, read_sizes
 from .sources import label, parse_sources
@@ -24,6 +25,9 @@ def main(argv: list[str]) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="count|check")
     count = commands.add_parser("count", help="read every shard, write sizes.json and a report beside them")
     count.add_argument("--output", type=Path, help="write here instead; for shards that have no writable folder")
+    count.add_argument(
+        "--table", type=_table_path, metavar="FILE", help="also write a table with one row per shard: .csv or .html"
+    )
     check = commands.add_parser("check", help="say in seconds what would stop a training run")
     check.add_argument("--full", action="store_true", help="read every shard to its end")
     check.add_argument("--ranks", type=positive_number, default=1, help="processes that will train (default: 1)")
@@ -50,14 +54,27 @@ def run_count(args: argparse.Namespace) -> int:
         raise ValueError("--output is for one source: count them one by one.")
     for source in sources:
         check_places(source, args.output)
-    unreadable = 0
+    if args.table:
+        check_folder(args.table.parent, "--table")
+    unreadable, tables = 0, []
     for source in sources:
         counts = count_source(source, args.workers, args.max_pixels, args.retries)
         print("\n".join(summary_lines(source, counts)))
+        if args.table:
+            tables.append(shard_table(source, counts))
         for path in write_counts(source, counts, args.output):
             print(f"  written: {path}")
         unreadable += sum(count.cause is not None for count in counts)
+    if args.table:
+        write_table(tables, args.table)
+        print(f"written: {args.table}")
     return 1 if unreadable else 0
+
+
+def _table_path(text: str) -> Path:
+    if not text.endswith((".csv", ".html")):
+        raise argparse.ArgumentTypeError("must end in .csv or .html")
+    return Path(text)
 
 
 def run_check(args: argparse.Namespace) -> int:

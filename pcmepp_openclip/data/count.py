@@ -7,19 +7,24 @@ import json
 import multiprocessing
 import os
 import signal
-import statistics
 import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from ..system.files import write_whole
 from ..system.processes import end_children
 from . import defects
 from .decode import BadImage, decode_image, open_image
 from .shards import IMAGE_SUFFIXES, TEXT_SUFFIX, ShardError, find_fault, read_groups
-from .sizes import SIZES, folder_of, merge_json, report_path, writable, write_json
+from .sizes import SIZES, OffsetRecorder, folder_of, merge_json, report_path, writable, write_json
 from .sources import Source, label, shard_key, shown
+
+if TYPE_CHECKING:
+    import pandas
 
 PROBE_BYTES = 256  # for a shard, about what its entries in sizes.json and the report take
 SMALLEST_DECODING = 1  # the codec's smallest scale: damage shows at any
@@ -34,6 +39,7 @@ class ShardCount:
         problem: why it could not be read to its end, if so; then all that follows is unknown.
         sides: shorter sides of the usable images. words: numbers of words of the usable captions.
         suffixes: of all members.
+        offsets: where groups begin, in a tar that can be entered there.
     """
 
     shard: str
@@ -45,6 +51,7 @@ class ShardCount:
     sides: list[int] = field(default_factory=list)
     words: list[int] = field(default_factory=list)
     suffixes: Counter[str] = field(default_factory=Counter)
+    offsets: OffsetRecorder = field(default_factory=OffsetRecorder)
 
     @property
     def usable(self) -> int:
@@ -60,6 +67,8 @@ def count_shard(shard: str, max_pixels: int, retries: int = 5, most: int | None 
             count.samples += 1
             count.bytes += sum(len(data) for data in group.members.values() if data)
             count.suffixes.update(list(group.members))
+            if group.offset is not None:
+                count.offsets.add(group.index, group.offset)
             cause = find_fault(group)
             if cause is None:
                 image = next(data for suffix in IMAGE_SUFFIXES if (data := group.members.get(suffix)) is not None)
@@ -71,7 +80,7 @@ def count_shard(shard: str, max_pixels: int, retries: int = 5, most: int | None 
                 except BadImage as error:
                     cause = error.cause
             if cause is not None:
-                count.unusable.setdefault(cause, []).append(group.number)
+                count.unusable.setdefault(cause, []).append(group.index)
             if count.samples == most:
                 break
     except ShardError as error:
@@ -130,6 +139,8 @@ def report(counts: list[ShardCount]) -> dict[str, Any]:
                 "usable": count.usable,
                 "unusable": count.unusable,
                 "bytes": count.bytes,
+                "stride": count.offsets.stride,
+                "offsets": count.offsets.offsets,
             }
             for count in counts
         },
@@ -139,14 +150,44 @@ def report(counts: list[ShardCount]) -> dict[str, Any]:
 def _spread(values: list[int]) -> dict[str, float] | None:
     if not values:
         return None
-    values = sorted(values)
-    return {
-        "least": values[0],
-        "5%": values[len(values) // 20],
-        "median": statistics.median(values),
-        "95%": values[-1 - len(values) // 20],
-        "most": values[-1],
-    }
+    quantiles = np.quantile(values, [0, 0.05, 0.5, 0.95, 1]).tolist()
+    return dict(zip(("min", "5%", "median", "95%", "max"), quantiles, strict=True))
+
+
+def shard_table(source: Source, counts: list[ShardCount]) -> "pandas.DataFrame":
+    """One row per shard: samples, usable ones, lost ones by cause, bytes, medians of its images and captions."""
+    import pandas
+
+    rows = [
+        {
+            "source": source.name,
+            "shard": shard_key(count.shard),
+            "samples": count.samples,
+            "usable": count.usable,
+            **{cause: len(indices) for cause, indices in count.unusable.items()},
+            "bytes": count.bytes,
+            "median_shorter_side_pixels": np.median(count.sides) if count.sides else None,
+            "median_caption_words": np.median(count.words) if count.words else None,
+            "problem": f"{count.cause}: {count.problem}" if count.cause else "",
+        }
+        for count in counts
+    ]
+    table = pandas.DataFrame(rows)
+    causes = sorted({cause for count in counts for cause in count.unusable})
+    table[causes] = table[causes].fillna(0).astype(int)
+    first = ["source", "shard", "samples", "usable"]
+    return table[[*first, *causes, *(name for name in table.columns if name not in (*first, *causes))]]
+
+
+def write_table(tables: "list[pandas.DataFrame]", path: Path) -> None:
+    """All tables as one file, of the kind that its name says; ValueError if it cannot be written."""
+    import pandas
+
+    table = pandas.concat(tables, ignore_index=True)
+    causes = [name for name in table.columns if not all(name in part.columns for part in tables)]
+    table[causes] = table[causes].fillna(0).astype(int)
+    write = {".csv": table.to_csv, ".html": table.to_html}[path.suffix]
+    write_whole(path, lambda temporary: write(temporary, index=False))
 
 
 def check_places(source: Source, output: Path | None) -> None:

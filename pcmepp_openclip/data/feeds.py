@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 from .mixing import Mixer
 from .plan import Line, Segment, Visit
 from .shards import Sample, iter_samples
+from .sizes import UNKNOWN_SIZE
 from .tally import Tally
 
 Item = TypeVar("Item")
@@ -98,7 +99,7 @@ class Reader:
             visit=self._visit,
             start=visit.start,
             stop=stop,
-            unusable=shard.size.unusable if shard.size else (),
+            size=shard.size or UNKNOWN_SIZE,
             retries=self._retries,
             note_excess=note_excess,
         )

@@ -5,6 +5,7 @@
 they are parsed as JSON, checked, and lead to numbers only.
 """
 
+import bisect
 import json
 import os
 from dataclasses import dataclass
@@ -12,20 +13,61 @@ from pathlib import Path
 from typing import Any
 
 from ..system.redact import redact
+from .resuming import LostShard, MissingShard
 from .sources import Source, kind, local_path, shard_key, shown, sibling
-from .streams import LostShard, MissingShard, read_file
+from .streams import read_file
 
 SIZES = "sizes.json"
 NO_FILE = object()  # which the content "null" of a file is not
 MAX_SAMPLES = 10**9  # of a shard: it would have terabytes
+MAX_TAR_BYTES = 1 << 50
+MAX_OFFSETS = 32  # per shard: a reader that starts in its middle reads at most 1/16 of it in vain
 
 
 @dataclass(frozen=True)
 class ShardSize:
-    """Usable samples of a shard, and the indices of the groups that are not."""
+    """What a manifest says of a shard.
+
+    Arguments:
+        samples: usable ones.
+        unusable: indices of the groups that are not.
+        offsets: where every `stride`-th group begins in the tar, in bytes, the first one included; empty if unknown.
+    """
 
     samples: int
     unusable: frozenset[int] = frozenset()
+    stride: int = 1
+    offsets: tuple[int, ...] = ()
+
+    def entry(self, start: int) -> tuple[int, int]:
+        """The last group with a known offset that is not after position `start` (see `shards`): its index and offset.
+
+        Positions do not count the groups that are unusable.
+        """
+        unusable = sorted(self.unusable)
+        for i in range(len(self.offsets) - 1, 0, -1):
+            index = i * self.stride
+            if index - bisect.bisect_left(unusable, index) <= start:
+                return index, self.offsets[i]
+        return 0, 0
+
+
+UNKNOWN_SIZE = ShardSize(0)  # of a shard that was not counted
+
+
+class OffsetRecorder:
+    """Offsets of every `stride`-th group of a shard, at most `MAX_OFFSETS`: the stride doubles as the shard grows."""
+
+    def __init__(self) -> None:
+        self.stride = 1
+        self.offsets: list[int] = []
+
+    def add(self, index: int, offset: int) -> None:
+        if index != len(self.offsets) * self.stride:
+            return
+        self.offsets.append(offset)
+        if len(self.offsets) > MAX_OFFSETS:
+            self.stride, self.offsets = 2 * self.stride, self.offsets[::2]
 
 
 def read_sizes(source: Source, given: str | None = None) -> list[ShardSize] | None:
@@ -34,7 +76,7 @@ def read_sizes(source: Source, given: str | None = None) -> list[ShardSize] | No
     Arguments:
         given: a sizes.json of `--train-data-sizes`, instead of the one beside the shards.
     """
-    folders: dict[str | None, tuple[dict[str, int], dict[str, frozenset[int]]] | None] = {}
+    folders: dict[str | None, dict[str, ShardSize] | None] = {}
     sizes = []
     for shard in source.shards:
         place = given or sibling(shard, SIZES)
@@ -43,11 +85,10 @@ def read_sizes(source: Source, given: str | None = None) -> list[ShardSize] | No
         folder = folders[place]
         if folder is None:
             return None
-        counted, unusable = folder
         key = shard_key(shard)
-        if key not in counted:
+        if key not in folder:
             raise ValueError(f"{redact(str(place))} does not list {key}: run `{count_command(source)}` again.")
-        sizes.append(ShardSize(counted[key], unusable.get(key, frozenset())))
+        sizes.append(folder[key])
     return sizes
 
 
@@ -64,7 +105,7 @@ def writable(shard: str) -> bool:
     return kind(shard) == "local"
 
 
-def _read_folder(place: str | None, required: bool) -> tuple[dict[str, int], dict[str, frozenset[int]]] | None:
+def _read_folder(place: str | None, required: bool) -> dict[str, ShardSize] | None:
     if place is None:
         return None
     sizes = _read_json(place)
@@ -81,7 +122,8 @@ def _read_folder(place: str | None, required: bool) -> tuple[dict[str, int], dic
                 f"{redact(place)} says that {shown(name)} has more than {MAX_SAMPLES:,} samples: delete it and run "
                 "`pcmepp data count` again."
             )
-    return counted, _unusable(_read_json(report_path(place)), counted)
+    found = {name: ShardSize(count) for name, count in counted.items()}
+    return {**found, **_reported(_read_json(report_path(place)), counted)}
 
 
 def report_path(place: str) -> str:
@@ -90,8 +132,8 @@ def report_path(place: str) -> str:
     return path.removesuffix(".json") + ".report.json" + mark + query
 
 
-def _unusable(report: Any, counted: dict[str, int]) -> dict[str, frozenset[int]]:
-    """The groups to pass over, of shards whose count in the report is that of the sizes.json."""
+def _reported(report: Any, counted: dict[str, int]) -> dict[str, ShardSize]:
+    """What a report adds, for shards whose count in it is that of the sizes.json."""
     out = {}
     shards = report.get("shards") if isinstance(report, dict) else None
     for name, entry in shards.items() if isinstance(shards, dict) else ():
@@ -99,8 +141,19 @@ def _unusable(report: Any, counted: dict[str, int]) -> dict[str, frozenset[int]]
             continue
         lists = entry.get("unusable")
         if isinstance(lists, dict) and all(isinstance(indices, list) for indices in lists.values()):
-            out[name] = frozenset(index for indices in lists.values() for index in indices if _is_count(index))
+            unusable = frozenset(index for indices in lists.values() for index in indices if _is_count(index))
+            out[name] = ShardSize(counted[name], unusable, *_offsets(entry))
     return out
+
+
+def _offsets(entry: dict) -> tuple[int, tuple[int, ...]]:
+    """Stride and offsets, if they can be right."""
+    stride, offsets = entry.get("stride"), entry.get("offsets")
+    if type(stride) is not int or not 1 <= stride <= MAX_SAMPLES or not isinstance(offsets, list):
+        return 1, ()
+    if not all(type(offset) is int and 0 <= offset <= MAX_TAR_BYTES for offset in offsets[:MAX_OFFSETS]):
+        return 1, ()
+    return stride, tuple(offsets[:MAX_OFFSETS])
 
 
 def _is_count(value: Any) -> bool:

@@ -1,15 +1,16 @@
 """`--train-data` as sources: a name and its shards. Nothing is opened here, but a folder or a repo may be listed.
 
-cc3m=/data/cc3m/{00000..00331}.tar::cc12m=https://host/cc12m/{00000..01242}.tar::pipe:aws s3 cp s3://b/0.tar -
+cc3m=/data/cc3m/{00000..00331}.tar::cc12m=https://host/cc12m/{00000..01242}.tar::x=pipe:ssh host cat 0.tar
 redcaps=hf://datasets/ORG/NAME@REVISION/{00000..01199}.tar::extra=s3://bucket/extra/{000..099}.tar::/data/x/*.tar
 """
 
 import glob
+import importlib.util
 import itertools
 import math
 import os.path
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from ..system.redact import printable, redact
@@ -18,16 +19,21 @@ _NAMED = re.compile(r"(?P<name>[A-Za-z][\w.-]*)=(?P<pattern>.+)", re.DOTALL)
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 _HF = re.compile(r"hf://datasets/(?P<repo>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?/(?P<path>.+)")
 MAX_SHARDS = 1_000_000
-SCHEMES = ("http", "https", "s3", "hf", "file")
+SCHEMES = ("http", "https", "hf", "s3", "gs", "az", "file")
+OBJECT_STORES = {"s3": ("s3fs", "s3"), "gs": ("gcsfs", "gcs"), "az": ("adlfs", "azure")}
+"""The package that reads each kind of object store, and the extra of this package that installs it."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """One component of `--train-data`. `shards` are local paths, URLs or `pipe:` commands, in the user's order."""
+    """One component of `--train-data`. `shards` are local paths, URLs or `pipe:` commands, in the user's order.
+
+    Pattern and shards may hold credentials, so that `repr` leaves them out; see `label`.
+    """
 
     name: str
-    pattern: str
-    shards: tuple[str, ...]
+    pattern: str = field(repr=False)
+    shards: tuple[str, ...] = field(repr=False)
 
 
 def parse_sources(text: str, flag: str = "--train-data") -> list[Source]:
@@ -79,8 +85,14 @@ def expand(pattern: str, flag: str = "--train-data") -> tuple[str, ...]:
     for shard in shards:
         if kind(shard) == "unknown":
             raise ValueError(
-                f"{flag}: {shown(redact(shard))} is of no known kind: use a path, http(s)://, s3://, "
-                "hf://datasets/ORG/NAME/FILE, or a command, as in 'pipe:gsutil cat gs://bucket/{000..099}.tar'."
+                f"{flag}: {shown(redact(shard))} is of no known kind: use a path, http(s)://, s3://, gs://, az://, "
+                "hf://datasets/ORG/NAME/FILE, or a command, as in 'pipe:ssh host cat /data/{000..099}.tar'."
+            )
+        package, extra = OBJECT_STORES.get(kind(shard), (None, None))
+        if package is not None and importlib.util.find_spec(package) is None:
+            raise ValueError(
+                f"{flag}: {kind(shard)}:// shards need the package {package}: run "
+                f"`pip install 'pcmepp-openclip[{extra}]'`."
             )
         if kind(shard) == "local" and "*" in shard:
             # A file may be called like a command or a URL: "./" keeps it a file.
@@ -97,7 +109,7 @@ def expand(pattern: str, flag: str = "--train-data") -> tuple[str, ...]:
 
 
 def kind(shard: str) -> str:
-    """'pipe', 'http', 's3', 'hf', 'local', or 'unknown' for a scheme that has no reader."""
+    """'pipe', 'http', 'hf', 's3', 'gs', 'az', 'local', or 'unknown' for a scheme that has no reader."""
     if shard.startswith("pipe:"):
         return "pipe"
     scheme = _SCHEME.match(shard)

@@ -69,6 +69,7 @@ class Header(tarfile.TarInfo):
             if self.type == tarfile.XGLTYPE:
                 raise
             raise tarfile.ReadError("a header of nothing") from None
+        info.offset = self.offset  # as tarfile has it: a member begins with the headers of its header
         if "path" in fields:
             info.name = fields["path"].rstrip("/")
         if "size" in fields:
@@ -105,9 +106,14 @@ def _short(size: int) -> str:
     return str(size) if abs(size) < 10**24 else f"about {'-' * (size < 0)}2^{size.bit_length()}"
 
 
-def open_tar(file: BinaryIO) -> tarfile.TarFile:
-    """The tar in a buffered file, compressed or not. One that can seek passes over what is not wanted."""
-    start = file.peek(10)[:10]  # type: ignore[attr-defined]
+def open_tar(file: BinaryIO, position: int = 0) -> tarfile.TarFile:
+    """The tar in a buffered file, compressed or not. One that can seek passes over what is not wanted.
+
+    Arguments:
+        position: where the file is opened, if that is not its beginning but the header of a member. ReadError if there
+            is none.
+    """
+    start = file.peek(10)[:10] if not position else b""  # type: ignore[attr-defined]
     unpack: Any = None
     if start[:3] == b"\x1f\x8b\x08":
         unpack = gzip.GzipFile
@@ -120,8 +126,16 @@ def open_tar(file: BinaryIO) -> tarfile.TarFile:
         how = {"fileobj": packed, "mode": "rb"} if unpack is gzip.GzipFile else {"filename": packed}
         unpacked: Any = _Forwards(unpack(**how), packed)
     else:
-        unpacked = file if file.seekable() else _Forwards(file)
-    return tarfile.TarFile(fileobj=unpacked, tarinfo=Header)
+        unpacked = file if file.seekable() else _Forwards(file, position=position)
+    tar = tarfile.TarFile(fileobj=unpacked, tarinfo=Header)
+    if position and tar.firstmember is None:  # type: ignore[attr-defined]
+        raise tarfile.ReadError("no header")
+    return tar
+
+
+def can_seek(tar: tarfile.TarFile) -> bool:
+    """Whether its file can be entered at the offset of a member."""
+    return not isinstance(tar.fileobj, _Forwards)
 
 
 def members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
@@ -175,8 +189,8 @@ class _Counted:
 class _Forwards:
     """A file that cannot go back: seeking is reading. `packed` is what it is unpacked from."""
 
-    def __init__(self, file: Any, packed: _Counted | None = None):
-        self._file, self._packed, self._position = file, packed, 0
+    def __init__(self, file: Any, packed: _Counted | None = None, position: int = 0):
+        self._file, self._packed, self._position = file, packed, position
 
     def read(self, size: int) -> bytes:
         data = self._file.read(size)

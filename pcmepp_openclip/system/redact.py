@@ -2,7 +2,7 @@
 
 A place that stands alone, such as an argument, is parsed to its end: a password may hold any character. A URL within a
 sentence of others ends nobody knows where, so rather more of it is hidden; and what was parsed as a secret of the
-arguments (`protect`) is hidden wherever it turns up.
+arguments (`redact_args`) is hidden wherever it turns up.
 """
 
 import argparse
@@ -97,28 +97,25 @@ def _shard_of(word: str) -> str:
     return end if _SHARD.fullmatch(end) else ""
 
 
-# open_clip writes every argument to params.txt, to the log and to its trackers. So the arguments hold what may be
-# shown, and the real text stays in the memory of this process.
+# open_clip writes every argument to params.txt, to the log and to its trackers. So its namespace holds only text that
+# may be shown; the original text is returned to the caller.
 
-_ARGUMENTS = ("train_data", "val_data", "train_data_sizes")
-_FREE_TEXT = ("wandb_notes",)  # of which only what is shown is ever used
-_real: dict[str, str] = {}
+_PLACES = ("train_data", "val_data", "train_data_sizes")  # arguments that may hold credentials
+_FREE_TEXT = ("wandb_notes",)  # used only as it is shown
 _secrets: set[str] = set()
-_known: re.Pattern | None = None  # all of them, to be found in one go
+_known: re.Pattern | None = None  # matches all of them
 
 
-def protect(args: argparse.Namespace) -> argparse.Namespace:
-    """Put redacted text in the place of the arguments that may hold a login; `real` gives the original back.
+def redact_args(args: argparse.Namespace) -> dict[str, str]:
+    """Replace the arguments that may hold credentials by redacted text, and return their original values by name.
 
-    ValueError for a login in any other argument: open_clip itself would read it, and write it to its files.
+    From then on `redact` also hides these credentials wherever they appear in a text. ValueError for credentials in
+    any other argument: open_clip itself would read it, and write it to its files.
     """
-    for name in _ARGUMENTS:
-        value = getattr(args, name, None) or ""
+    original = {name: value for name in _PLACES if (value := getattr(args, name, None))}
+    for name, value in original.items():
         shown = _show_sizes(value) if name == "train_data_sizes" else redact(value)
         if shown != value:
-            if _real.setdefault(shown, value) != value:  # another secret for the same place
-                shown = f"{shown} (#{len(_real)})"
-                _real[shown] = value
             setattr(args, name, shown)
             sys.argv = [word.replace(value, shown) for word in sys.argv]
             _learn(value)
@@ -126,17 +123,12 @@ def protect(args: argparse.Namespace) -> argparse.Namespace:
     for name, value in vars(args).items():
         if name in _FREE_TEXT and isinstance(value, str):
             setattr(args, name, redact(value))
-        elif name not in _ARGUMENTS and any(redact(text) != text for text in _texts(value)):
+        elif name not in _PLACES and any(redact(text) != text for text in _texts(value)):
             raise ValueError(
                 f"--{name.replace('_', '-')} holds a login or a key, which would be logged: leave it out, and use a "
                 "local file or the environment."
             )
-    return args
-
-
-def real(value: str | None) -> str | None:
-    """The text that `protect` replaced, or the value itself."""
-    return _real.get(value, value) if value else value
+    return original
 
 
 def _texts(value: object) -> Iterator[str]:
