@@ -1,7 +1,7 @@
 """The demo's data on disk: shards to train on, and two held-out sets in the layout that clip_benchmark reads.
 
 FOLDER/train/00000.tar ..., sizes.json        pairs: NAME.png, NAME.txt
-FOLDER/retrieval/test/0.tar, nshards.txt      NAME.png, NAME.txt with a caption a line, NAME.json with the facts
+FOLDER/retrieval/test/0.tar, nshards.txt      NAME.png, NAME.txt with one caption per line, NAME.json with the facts
                      matches.json             {"images_of_caption": [[image, ...], ...]}: all that truly fit
 FOLDER/zeroshot/test/0.tar, nshards.txt       NAME.png, NAME.cls, NAME.json; one thing each
                classnames.txt, zeroshot_classification_templates.txt
