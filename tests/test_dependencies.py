@@ -22,7 +22,6 @@ OPTIONAL = {
 }
 NOT_IMPORTED = {
     "webdataset": "open_clip_train.data imports it, for validation shards",
-    "aiohttp": "fsspec imports it for http:// and https://",
 }
 
 
