@@ -28,7 +28,7 @@ def test_it_says_what_would_happen(counted, tmp_path, capsys):
     out = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines() if "  " in line.strip())
     out = {name.strip(): value.strip() for name, value in out.items()}
     assert out["global batch"].startswith("32 (4 x 4 ranks x 2")
-    assert out["steps"] == "16 an epoch, 160 in 10 epochs"  # 512 samples
+    assert out["steps"] == "16 per epoch, 160 in 10 epochs"  # 512 samples
     assert out["warm-up"] == "5 steps, 3.1 % of the run"
     assert out["samples seen"] == "5,120"
     assert "160,517,379 parameters" in out["model"] and out["a checkpoint"] == "about 1.93 GB"

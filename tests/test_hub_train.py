@@ -201,7 +201,7 @@ def test_the_run_outlives_its_pusher_and_push_finishes_the_job(guarded, ranks, f
     assert ranks.wait([pid]) == [0]
     log = log_of(run)
     command = f"`pcmepp push {run} me/orphan --branch side`"
-    assert f"Hub: the process that pushes has ended (code -9). Training goes on; afterwards run {command}" in log
+    assert f"Hub: the process that pushes has ended (code -9). Training continues; afterwards run {command}" in log
     assert f"Hub: the last checkpoint is not on the Hub yet: run {command}." in log
     assert (run / "done").exists() and not (run / "hub-queue").exists()
     assert cli.main(["push", str(run), "me/orphan", "--branch", "side"]) == 0

@@ -7,6 +7,7 @@ import pytest
 from pcmepp_openclip.config import PCMEppCfg
 from pcmepp_openclip.host import flags
 from pcmepp_openclip.host.published import AT_START, FIXED, MODEL_NAMES, PUBLISHED
+from pcmepp_openclip.losses.terms import LOSSES, WEIGHT
 from pcmepp_openclip.runs import record
 from pcmepp_openclip.training.command import own_parser
 
@@ -21,7 +22,7 @@ PRIVATE = {  # a new flag of open_clip's, or of ours, is a decision: it goes her
     *("save_frequency", "save_most_recent", "delete_previous_checkpoint"),
     *("save_every_minutes", "save_retry_minutes", "rank_timeout_minutes"),
 }
-CFG = {field.name for field in dataclasses.fields(PCMEppCfg)}
+CFG = {*(field.name for field in dataclasses.fields(PCMEppCfg)), *(name + WEIGHT for name in LOSSES)}
 
 
 def all_flags() -> dict:
@@ -57,6 +58,11 @@ def test_what_is_on_the_list_is_published_unless_it_may_be_a_place(name):
     assert record.hyperparameters(args | {name: 3})[name] == 3
     for place in ("/home/me/data", "hf_TheToken", "s3://bucket/x", "a" * 61, ["fine", "/not/fine"]):
         assert name not in record.hyperparameters(args | {name: place}), place
+
+
+@pytest.mark.parametrize("name", sorted(CFG - {"weights", "distance", "reduction"}))
+def test_every_setting_of_the_model_is_published(name):
+    assert record.hyperparameters(all_flags() | {"pcmepp_cfg": {name: 0.25}})[name] == 0.25
 
 
 @pytest.mark.parametrize("name", MODEL_NAMES)

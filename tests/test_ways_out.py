@@ -268,7 +268,7 @@ def test_a_run_on_another_node_is_known_by_its_signs_of_life(tmp_path, monkeypat
     def sign(number):
         line = json.dumps({"host": "node7", "pid": 1, "machine": "other", "run": "x", "sign": number})
         with open(path, "r+" if path.exists() else "w") as file:
-            file.write(line.ljust(lock.SIZE))
+            file.write(line.ljust(lock.SIGN_BYTES))
 
     def live():
         for number in range(100):

@@ -1,4 +1,4 @@
-"""Configs of others, looked at before anything is built of them: known keys, plain values, sizes of this world.
+"""Configs of others, checked before anything is built from them: known keys, plain values, sizes that fit a machine.
 
 A config names sizes and choices. It must not name code, other repos or files: what open_clip would make of such keys
 (a timm model, a Hugging Face text tower, arguments for a tokenizer's loader) is refused. What passes can be built and
@@ -23,7 +23,7 @@ MODEL_KEYS = (
     *("embed_dim", "vision_cfg", "text_cfg", "pcmepp_cfg"),
     *("quick_gelu", "init_logit_scale", "init_logit_bias", "nonscalar_logit_scale"),
 )
-MOST = {  # whole numbers from 1 to this
+MAX_VALUES = {  # whole numbers from 1 to this
     "embed_dim": 16384,
     "layers": 256,
     "width": 16384,
@@ -35,10 +35,10 @@ MOST = {  # whole numbers from 1 to this
     "attn_pooler_queries": 65536,
     "attn_pooler_heads": 1024,
 }
-MOST_PIXELS = 2048  # on a side
-MOST_PATCHES = 2**14
-MOST_PARAMETERS = 3e9  # open_clip's largest CLIP has 2.5e9
-MOST_ACTIVATIONS = 2**28  # numbers that one block makes of one image or text
+MAX_SIDE_PIXELS = 2048  # on a side
+MAX_PATCHES = 2**14
+MAX_PARAMETERS = 3e9  # open_clip's largest CLIP has 2.5e9
+MAX_ACTIVATIONS = 2**28  # numbers that one block makes of one image or text
 TOKENIZER_KEYS = ("clean", "strip_sep_token", "language")
 CHOICES = {
     "interpolation": ("bicubic", "bilinear", "random"),
@@ -160,7 +160,7 @@ def _tower(block: Any, kind: type, name: str) -> Any:
 
 def _value(key: str, value: Any, name: str, kind: type = float) -> None:
     """ValueError for a value that is not of the kind, or not in the range, that such a key has."""
-    if key in MOST:
+    if key in MAX_VALUES:
         _number(key, value, name)
     elif key in CHOICES:
         if not any(value is choice or (type(value) is str and value == choice) for choice in CHOICES[key]):
@@ -171,8 +171,8 @@ def _value(key: str, value: Any, name: str, kind: type = float) -> None:
         if not (value is None and key in OPTIONAL) and not (_is_number(value) and least <= value <= most):
             raise ValueError(f"{name}.{key} must be between {least:g} and {most:g}, not {value!r:.40}.")
     elif key in TOKENS:
-        if not _is_whole(value) or not 0 <= value < MOST["vocab_size"]:
-            raise ValueError(f"{name}.{key} must be a token's number, not {value!r:.40}.")
+        if not _is_whole(value) or not 0 <= value < MAX_VALUES["vocab_size"]:
+            raise ValueError(f"{name}.{key} must be a token id, not {value!r:.40}.")
     elif kind is bool:
         if not isinstance(value, bool):
             raise ValueError(f"{name}.{key} must be true or false, not {value!r:.40}.")
@@ -182,10 +182,12 @@ def _value(key: str, value: Any, name: str, kind: type = float) -> None:
 
 def _check_vision(cfg: Any) -> None:
     sides = cfg.image_size if isinstance(cfg.image_size, (list, tuple)) else [cfg.image_size] * 2
-    if len(sides) != 2 or not all(_is_whole(side) and 1 <= side <= MOST_PIXELS for side in sides):
-        raise ValueError(f"vision_cfg.image_size must be 1 to {MOST_PIXELS} pixels a side, not {cfg.image_size!r:.40}.")
+    if len(sides) != 2 or not all(_is_whole(side) and 1 <= side <= MAX_SIDE_PIXELS for side in sides):
+        raise ValueError(
+            f"vision_cfg.image_size must be 1 to {MAX_SIDE_PIXELS} pixels per side, not {cfg.image_size!r:.40}."
+        )
     grid = [side // cfg.patch_size for side in sides]
-    if min(grid) < 1 or grid[0] * grid[1] > MOST_PATCHES:
+    if min(grid) < 1 or grid[0] * grid[1] > MAX_PATCHES:
         raise ValueError(f"vision_cfg.patch_size {cfg.patch_size} does not go with image_size {cfg.image_size}.")
     if cfg.pos_embed_type == "sin_cos_2d" and (grid[0] != grid[1] or cfg.width % 4):
         raise ValueError("vision_cfg.pos_embed_type sin_cos_2d needs a square image and a width that 4 divides.")
@@ -222,15 +224,15 @@ def _check_together(model: dict, vision: Any, text: Any, head_layers: int) -> No
     parameters = blocks(vision) + blocks(text)
     parameters += vision.width * (3 * vision.patch_size**2 + patches + 8)
     parameters += text.width * (text.vocab_size + text.context_length + 8)
-    if not parameters <= MOST_PARAMETERS:
+    if not parameters <= MAX_PARAMETERS:
         raise ValueError(
-            f"it would have about {parameters:.2g} parameters, more than the {MOST_PARAMETERS:.0e} allowed."
+            f"it would have about {parameters:.2g} parameters, more than the {MAX_PARAMETERS:.0e} allowed."
         )
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if 4 * parameters > memory:
         raise ValueError(f"it would take {4e-9 * parameters:.0f} GB, and this machine has {1e-9 * memory:.0f} GB.")
     for cfg, tokens, name in ((vision, patches, "vision_cfg"), (text, text.context_length, "text_cfg")):
-        if tokens * cfg.width * (4 + cfg.mlp_ratio) > MOST_ACTIVATIONS:
+        if tokens * cfg.width * (4 + cfg.mlp_ratio) > MAX_ACTIVATIONS:
             raise ValueError(f"{name}: {tokens} tokens of width {cfg.width} are too much to compute.")
 
 
@@ -268,8 +270,8 @@ def _known(block: Any, keys: Any, name: str) -> None:
 
 
 def _number(key: str, value: Any, name: str) -> None:
-    if not _is_whole(value) or not 1 <= value <= MOST[key]:
-        raise ValueError(f"{name}.{key} must be a whole number from 1 to {MOST[key]}, not {value!r:.40}.")
+    if not _is_whole(value) or not 1 <= value <= MAX_VALUES[key]:
+        raise ValueError(f"{name}.{key} must be a whole number from 1 to {MAX_VALUES[key]}, not {value!r:.40}.")
 
 
 def _is_number(value: Any) -> bool:

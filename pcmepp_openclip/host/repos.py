@@ -1,9 +1,9 @@
 """How open_clip finds a model by `hf-hub:ORG/NAME[@REVISION]` or `local-dir:FOLDER`, where it is a PCME++ one.
 
 Each function stands in the place of one of `open_clip.factory`, which it gets as its first argument. Repos of other
-models go their stock way, but for the revision. Of PCME++ repos the config is checked first (`config_check`), weights
-are safetensors only, a tokenizer comes from the repo itself, and weights that are not there are an error: open_clip
-would go on with random ones.
+models are left to open_clip, but for the revision. For a PCME++ repo, the config is checked first (`config_check`),
+only safetensors are loaded, a tokenizer comes from the repo itself, and missing weights are an error: open_clip would
+continue with random ones.
 """
 
 import contextlib
@@ -202,7 +202,7 @@ def _tokenizer_folder(model_id: str, cache_dir: str | None) -> str:
         folder = snapshot_download(
             repo_id, revision=revision or None, cache_dir=cache_dir, allow_patterns=list(TOKENIZER_FILES)
         )
-    except Exception as error:  # open_clip would go on with what the library makes of the whole repo
+    except Exception as error:  # open_clip would continue with what the library makes of the repo
         raise ConfigRefused(f"The tokenizer of hf-hub:{model_id} cannot be fetched: {_line(error)}.") from None
     check_tokenizer(Path(folder), f"hf-hub:{model_id}")
     return folder

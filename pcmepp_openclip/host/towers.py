@@ -74,7 +74,7 @@ def _as_cfg(kind: type, cfg: Any, block: str) -> Any:
 
 
 def image_blocks(vision_cfg: Any, layers: int, quick_gelu: bool, cast_dtype: torch.dtype | None) -> Any:
-    """A fresh transformer of `layers` blocks, of the kind that the image tower of that config has."""
+    """An untrained transformer of `layers` blocks, of the kind that the image tower of that config has."""
     cfg = copy.copy(_as_cfg(CLIPVisionCfg, vision_cfg, "vision_cfg"))
     cfg.layers = layers
     return _build_vision_tower(1, cfg, quick_gelu, cast_dtype).transformer

@@ -11,7 +11,7 @@ from huggingface_hub.errors import HfHubHTTPError, HTTPError
 
 from ..system.redact import printable, redact
 
-LONGEST_WAIT = 600.0  # seconds of a Retry-After that are still waited for
+MAX_RETRY_AFTER_S = 600.0  # seconds of a Retry-After that are still waited for
 
 
 class PermanentHubError(ValueError):
@@ -49,7 +49,7 @@ def _by_status(error: HfHubHTTPError, repo_id: str) -> TransientHubError | Perma
         return PermanentHubError(
             f"There is no room left for {repo_id}{because}: free space or change the plan, then push again."
         )
-    if status == 403 and re.search(r"(?i)expired", said):  # of an upload's own address: the next try gets a fresh one
+    if status == 403 and re.search(r"(?i)expired", said):  # of an upload's own address: the next try gets a new one
         return TransientHubError(f"the upload took longer than its address was good for{because}")
     if status == 401:
         return PermanentHubError(
@@ -80,7 +80,7 @@ def clean(text: str) -> str:
 
 def _seconds(header: str | None) -> float | None:
     try:
-        return None if header is None else min(max(float(header), 0.0), LONGEST_WAIT)
+        return None if header is None else min(max(float(header), 0.0), MAX_RETRY_AFTER_S)
     except ValueError:  # a date; the client's own waiting covers those
         return None
 

@@ -19,7 +19,14 @@ from ..runs import checkpoints, record
 from . import card, figures
 from .facts import Facts
 
-KEPT = (repos.WEIGHTS_FILE, repos.CONFIG_FILE, export.CARD, figures.LOSS, figures.UNCERTAINTY, *repos.TOKENIZER_FILES)
+PUSHED_FILES = (
+    repos.WEIGHTS_FILE,
+    repos.CONFIG_FILE,
+    export.CARD,
+    figures.LOSS,
+    figures.UNCERTAINTY,
+    *repos.TOKENIZER_FILES,
+)
 
 
 @dataclass(frozen=True)
@@ -191,7 +198,7 @@ def _copy_local_dir(request: PushRequest, folder: Path) -> str:
     if not (source / repos.WEIGHTS_FILE).is_file():
         raise ValueError(f"{source} has no {repos.WEIGHTS_FILE}: only safetensors are pushed, no pickles.")
     folder.mkdir(parents=True, exist_ok=True)
-    for pattern in KEPT:
+    for pattern in PUSHED_FILES:
         for path in source.glob(pattern):
             if not (folder / path.name).exists():  # it may fit two patterns
                 _copy(path, folder / path.name)

@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 from . import errors
 from .errors import PermanentHubError, TransientHubError
 
-WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds between tries; the client has its own within a file
-SILENCE = 60.0  # seconds without an answer or a byte that the Hub may take; the client would wait for ever
+RETRY_WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds between tries; the client has its own within a file
+SILENCE_TIMEOUT_S = 60.0  # seconds without an answer or a byte that the Hub may take; the client would wait for ever
 
 T = TypeVar("T")
 Say = Callable[[str], None]
@@ -63,7 +63,7 @@ class Pushed:
     changed: bool
 
 
-def check_access(target: HubTarget, silence: float = SILENCE) -> None:
+def check_access(target: HubTarget, silence: float = SILENCE_TIMEOUT_S) -> None:
     """Make the repo if it is not there, and see that this token may write to it.
 
     PermanentHubError says in one sentence why it may not; TransientHubError that the Hub could not be asked.
@@ -140,7 +140,7 @@ def _tag(api: Any, target: HubTarget, tag: str, commit: str) -> None:
 
 def _patiently(target: HubTarget, do: Callable[[], T], say: Say) -> T:
     """`do`, tried again with longer and longer waits where that may help; PermanentHubError where not."""
-    for wait in (*WAITS, None):
+    for wait in (*RETRY_WAITS_S, None):
         try:
             return _meaning(target, do)
         except TransientHubError as passing:
@@ -150,7 +150,7 @@ def _patiently(target: HubTarget, do: Callable[[], T], say: Say) -> T:
                 ) from None
             if wait is None:
                 raise PermanentHubError(
-                    f"Gave up pushing to {target.repo_id} after {len(WAITS) + 1} tries: {passing}."
+                    f"Gave up pushing to {target.repo_id} after {len(RETRY_WAITS_S) + 1} tries: {passing}."
                 ) from None
             wait = wait if passing.wait is None else passing.wait
             say(f"Pushing to {target.repo_id}: {passing}; trying again in {wait:g} s.")
@@ -158,7 +158,7 @@ def _patiently(target: HubTarget, do: Callable[[], T], say: Say) -> T:
     raise AssertionError
 
 
-def _meaning(target: HubTarget, do: Callable[[], T], silence: float = SILENCE) -> T:
+def _meaning(target: HubTarget, do: Callable[[], T], silence: float = SILENCE_TIMEOUT_S) -> T:
     """`do`, with the exceptions of the client as PermanentHubError or TransientHubError."""
     from huggingface_hub import get_session
 

@@ -11,7 +11,7 @@ from ..gaussian import Gaussian, full_precision
 from ..host import towers as host
 from .towers import pool_last_block, run_blocks
 
-MIN_A = 1e-2
+MIN_MATCH_SCALE = 1e-2
 
 
 class PCMEppCLIP(host.CLIP):
@@ -84,9 +84,9 @@ class PCMEppCLIP(host.CLIP):
 
     @property
     def match_scale(self) -> Tensor:
-        """a of the matching logit, [1], fp32, at least `MIN_A`."""
+        """a of the matching logit, [1], fp32, at least `MIN_MATCH_SCALE`."""
         a = self.negative_scale.float()
-        return a + (a.clamp(min=MIN_A) - a).detach()
+        return a + (a.clamp(min=MIN_MATCH_SCALE) - a).detach()
 
     def encode_image(self, image: Tensor, normalize: bool = False) -> Tensor:
         mean_ND = self._image_mean(self._image_trunk(image))

@@ -12,7 +12,7 @@ def reconcile_state_dict(model: Any, state_dict: dict) -> dict:
     """A state dict that `model` loads strictly, or a ValueError in one sentence.
 
     A file without any log-variance tensor is a plain CLIP: the mean branch takes its weights, the log-variance
-    branch keeps its fresh ones, and one log line says so. A file with some of them is damaged or of another
+    branch keeps its random ones, and one log line says so. A file with some of them is damaged or of another
     architecture; it is never loaded in part.
     """
     own = model.state_dict()
@@ -42,7 +42,7 @@ def reconcile_state_dict(model: Any, state_dict: dict) -> dict:
     if sigma_missing:
         logging.info(
             "Warm start: the mean branch takes the weights of a plain CLIP; the log-variance branch (%d tensors) "
-            "starts fresh.",
+            "is untrained.",
             len(sigma_missing),
         )
         state_dict = {**state_dict, **{name: own[name] for name in sigma_missing}}

@@ -22,7 +22,7 @@ import torch
 from ..system.digest import Damaged, damage, is_sealed, seal, verified
 
 NAME = re.compile(r"epoch_(\d+)(?:_batch_(\d+))?\.pt")
-PAUSE = 5.0  # seconds between two tries to save the last state of a run
+RETRY_PAUSE_S = 5.0  # seconds between two tries to save the last state of a run
 
 
 def file_name(epochs: int, batches: int = 0) -> str:
@@ -38,7 +38,7 @@ def position(path: Path) -> tuple[int, int] | None:
 def save(checkpoint: dict, path: Path) -> bool:
     """Write a checkpoint: to a temporary file beside it, flushed to the disk, renamed. Whether that went well.
 
-    A failure, such as a full disk, costs this one file and nothing else: it is logged and the run goes on.
+    A failure, such as a full disk, costs this one file and nothing else: it is logged and the run continues.
     """
     return _write(checkpoint, path) and _settle(path)
 
@@ -46,7 +46,7 @@ def save(checkpoint: dict, path: Path) -> bool:
 class Saver:
     """Saves checkpoints one after the other, and holds a run up no longer than a plain `torch.save` does.
 
-    That is for the writing; the disk is waited for in a thread, while the run goes on. A file has its name only when
+    That is for the writing; the disk is waited for in a thread, while the run continues. A file has its name only when
     it is safely there. `failed` is the last one if it is not, once it was waited for.
     """
 
@@ -82,7 +82,7 @@ class Saver:
             left = end - time.monotonic()
             if self.failed is None or left <= 0:
                 return self.failed is None
-            pause = min(PAUSE, left)
+            pause = min(RETRY_PAUSE_S, left)
             logging.error("%s is the last state of the run: trying again for %.0f s.", self.failed, left)
             time.sleep(pause)
             self._again()
@@ -119,7 +119,7 @@ def _settle(path: Path, then: Callable[[], None] = lambda: None) -> bool:
 
 
 def _failed(path: Path, error: Exception) -> bool:
-    logging.error("CHECKPOINT NOT SAVED: %s (%s). Training goes on; free space or check the disk.", path, error)
+    logging.error("CHECKPOINT NOT SAVED: %s (%s). Training continues; free space or check the disk.", path, error)
     with contextlib.suppress(OSError):
         _temporary(path).unlink(missing_ok=True)
     return False
@@ -188,8 +188,8 @@ def newest_good(folder: Path) -> Path | None:
 def prune(folder: Path, keep: Path, keep_every_epoch: bool) -> None:
     """Remove what `keep`, just saved and known to be good, makes superfluous.
 
-    Files within an epoch go always, those at an epoch's end unless `keep_every_epoch`. Only files older than `keep`
-    are ever removed, so that one good checkpoint remains whatever happens.
+    Files within an epoch are always removed, those at an epoch's end unless `keep_every_epoch`. Only files older than
+    `keep` are ever removed, so that one good checkpoint remains whatever happens.
     """
     newest = position(keep)
     assert newest is not None and keep.exists()

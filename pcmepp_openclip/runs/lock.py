@@ -21,10 +21,10 @@ from typing import Any
 from ..system.errors import RunFailed
 
 NAME = "lock"
-RENEWED = 10.0  # seconds between two signs of life
-DEAD = 45.0  # seconds without one
-LEAVING = 5.0  # seconds that a run which was just killed may take to be gone, its data workers included
-SIZE = 512  # of a sign of life: always the same, so that one is overwritten at once
+RENEW_EVERY_S = 10.0  # seconds between two signs of life
+DEAD_AFTER_S = 45.0  # seconds without one
+LEAVE_TIMEOUT_S = 5.0  # seconds that a run which was just killed may take to be gone, its data workers included
+SIGN_BYTES = 512  # of a sign of life: always the same, so that one is overwritten at once
 
 
 class FolderInUse(RunFailed):
@@ -77,7 +77,7 @@ class FolderLock:
         os.close(self._file)
 
     def _lock(self) -> None:
-        end = time.monotonic() + LEAVING
+        end = time.monotonic() + LEAVE_TIMEOUT_S
         while True:
             try:
                 return fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -94,9 +94,9 @@ class FolderLock:
         if not first or first.get("machine") == self._me["machine"]:
             return  # on this machine the lock itself has told
         age = self._age()
-        if age < DEAD:
+        if age < DEAD_AFTER_S:
             logging.info("%s was in use %.0f s ago by %s: waiting for a sign of life.", self.folder, age, _name(first))
-        end = time.monotonic() + DEAD - age
+        end = time.monotonic() + DEAD_AFTER_S - age
         while time.monotonic() < end:
             time.sleep(1)
             now = self._read()
@@ -120,13 +120,13 @@ class FolderLock:
     def _renew(self) -> None:
         sign = json.dumps({**self._me, "sign": time.time_ns()}) + "\n"
         with contextlib.suppress(OSError):  # a full disk: the lock itself still holds
-            os.pwrite(self._file, sign.encode().ljust(SIZE), 0)
+            os.pwrite(self._file, sign.encode().ljust(SIGN_BYTES), 0)
 
     def _read(self) -> dict[str, Any]:
         """The sign of life, {} where there is none."""
         try:
             # opened anew: what other nodes have written need not be in the buffers of a file that is open
-            found = json.loads((self.folder / NAME).read_bytes()[: 2 * SIZE])
+            found = json.loads((self.folder / NAME).read_bytes()[: 2 * SIGN_BYTES])
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
@@ -137,7 +137,7 @@ class FolderLock:
             self.lost = _name(now)
 
     def _keep(self) -> None:
-        while not self._released.wait(RENEWED) and not self.lost:
+        while not self._released.wait(RENEW_EVERY_S) and not self.lost:
             self._check()
             if not self.lost and not self._released.is_set():
                 self._renew()

@@ -6,7 +6,7 @@
     results.jsonl           open_clip's own: the metrics of each validation
     validated.jsonl         whether the validation of an epoch is complete: one that was cut off is done again
 
-A run that is resumed goes on in the same files; where it repeats a step or an epoch, the last line counts.
+A resumed run appends to the same files; where it repeats a step or an epoch, the last line counts.
 """
 
 import contextlib
@@ -27,6 +27,7 @@ from torch import nn
 from .. import data
 from ..config import PCMEppCfg
 from ..host.published import AT_START, FIXED, MODEL_NAMES, PUBLISHED
+from ..losses.terms import LOSSES, WEIGHT
 from ..models import export
 
 HISTORY, UNCERTAINTY, RESULTS = "history.jsonl", "uncertainty.jsonl", "results.jsonl"
@@ -54,7 +55,7 @@ def _words(flag: str, value: Any) -> str:
 
 
 def changes(now: dict[str, Any], before: dict[str, Any]) -> dict[str, list]:
-    """{name: [before, now]} of the hyperparameters that a resumed run goes on with otherwise."""
+    """{name: [before, now]} of the hyperparameters that differ in a resumed run."""
     names = sorted(now.keys() | before.keys()) if before else []
     return {name: [before.get(name), now.get(name)] for name in names if before.get(name) != now.get(name)}
 
@@ -104,7 +105,8 @@ def in_effect(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
 def hyperparameters(args: dict[str, Any]) -> dict[str, Any]:
     """The arguments that shape what is trained; none of them is a place, a name of someone, or free text."""
     args = {**args, **(args.get("pcmepp_cfg") or {})}
-    allowed = {*PUBLISHED, *(field.name for field in dataclasses.fields(PCMEppCfg))}
+    settings = (field.name for field in dataclasses.fields(PCMEppCfg))
+    allowed = {*PUBLISHED, *settings, *(name + WEIGHT for name in LOSSES)}
     kept = {name: value for name, value in args.items() if name in allowed and _is_harmless(value)}
     for name in MODEL_NAMES:
         value = args.get(name)

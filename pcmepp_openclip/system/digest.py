@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 SEAL = b"pcmepp-openclip digest "  # in front of the digest
-SEALED = len(SEAL) + 64  # bytes of both
-PIECE = 1 << 18  # stays in the processor's cache between reading and summing
+SEAL_BYTES = len(SEAL) + 64  # bytes of both
+PIECE_BYTES = 1 << 18  # stays in the processor's cache between reading and summing
 ZIP, ZIP_END = b"PK\3\4", b"PK\5\6"  # what a zip file begins with, and what its last record begins with
 ZIP_END_SIZE = 22  # of that record, without a comment
 
@@ -35,17 +35,17 @@ def seal(path: Path) -> None:
         raise OSError(f"it was not written well: {problem}")
     with path.open("r+b") as file:
         file.seek(-2, os.SEEK_END)  # the length of the comment
-        file.write(SEALED.to_bytes(2, "little") + SEAL)
+        file.write(SEAL_BYTES.to_bytes(2, "little") + SEAL)
         file.write(_digest(file, file.tell()))
 
 
 def _digest(file: BinaryIO, length: int) -> bytes:
     """Of the first `length` bytes: the SHA-256 of the CRC-32 of each piece. A CRC-32 finds every flipped bit, and is
     faster than a disk also on processors that have no instructions for SHA-256. The file is left at `length`."""
-    digest, piece = hashlib.sha256(length.to_bytes(8, "big")), memoryview(bytearray(PIECE))
+    digest, piece = hashlib.sha256(length.to_bytes(8, "big")), memoryview(bytearray(PIECE_BYTES))
     file.seek(0)
-    for start in range(0, length, PIECE):
-        part = piece[: min(PIECE, length - start)]
+    for start in range(0, length, PIECE_BYTES):
+        part = piece[: min(PIECE_BYTES, length - start)]
         if file.readinto(part) < len(part):  # type: ignore[attr-defined]  # typeshed's BinaryIO lacks it
             raise OSError("it became shorter while it was read")
         digest.update(zlib.crc32(part).to_bytes(4, "big"))
@@ -54,9 +54,9 @@ def _digest(file: BinaryIO, length: int) -> bytes:
 
 def _digest_at_end(file: BinaryIO) -> bytes | None:
     """The digest that a file ends with, or None if there is none."""
-    file.seek(max(0, file.seek(0, os.SEEK_END) - SEALED))
+    file.seek(max(0, file.seek(0, os.SEEK_END) - SEAL_BYTES))
     end = file.read()
-    return end[len(SEAL) :] if len(end) == SEALED and end.startswith(SEAL) else None
+    return end[len(SEAL) :] if len(end) == SEAL_BYTES and end.startswith(SEAL) else None
 
 
 def is_sealed(path: Path) -> bool:

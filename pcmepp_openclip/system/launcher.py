@@ -68,7 +68,7 @@ def _module() -> str | None:
 def _command() -> list[str] | None:
     """Python's command line without `-m pcmepp_openclip`, however it was written; None if it was not there."""
     for i, argument in enumerate(sys.orig_argv[1:], start=1):
-        option = re.fullmatch("-([bBdEiIOPqRsSuvx]*)m(.*)", argument)  # -m NAME, -mNAME, or behind other flags: -um
+        option = re.fullmatch("-([bBdEiIOPqRsSuvx]*)m(.*)", argument)  # -m NAME, -mNAME, or after other flags: -um
         if option:
             module, *rest = [option[2], *sys.orig_argv[i + 1 :]] if option[2] else sys.orig_argv[i + 1 :]
             flags = [f"-{option[1]}"] if option[1] else []

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)  # ask a run to save and end
-LAST_SECONDS = 20.0  # for a process that has nothing left to do
+EXIT_TIMEOUT_S = 20.0  # for a process that has nothing left to do
 _PR_SET_PDEATHSIG = 1
 
 _starting_workers = False  # whether a child that is forked now belongs to this process alone
@@ -64,7 +64,7 @@ def end_children(spared: Iterable[Any] = ()) -> None:
     if not children:
         return
     # torch's own handler would raise an error for each of them
-    before = signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+    before = signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)
     try:
         for child in children:
             grandchildren = _descendants(child.pid)
@@ -73,7 +73,7 @@ def end_children(spared: Iterable[Any] = ()) -> None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
         for child in children:
-            child.join(LAST_SECONDS)
+            child.join(EXIT_TIMEOUT_S)
     finally:
         signal.signal(signal.SIGCHLD, before)
 
@@ -93,7 +93,7 @@ def leave_soon(code: int) -> None:
     not keep it from ending."""
 
     def end() -> None:
-        time.sleep(LAST_SECONDS)
+        time.sleep(EXIT_TIMEOUT_S)
         os._exit(code)
 
     threading.Thread(target=end, daemon=True).start()

@@ -83,26 +83,30 @@ def own_parser() -> argparse.ArgumentParser:
         const=1,
         default=0,
         metavar="RANKS",
-        help="check all, train nothing, say what would be",
+        help="check the flags and the data and print what a run on RANKS ranks would do, without training",
     )
     data.add_arguments(parser)
     push.add_arguments(parser)
     group = parser.add_argument_group("survival")
     group.add_argument(
-        "--save-every-minutes", type=float, default=30, help="checkpoints within an epoch; 0 for none", metavar="X"
+        "--save-every-minutes",
+        type=float,
+        default=30,
+        help="minutes between checkpoints within an epoch (default: 30; 0: none)",
+        metavar="X",
     )
     group.add_argument(
         "--rank-timeout-minutes",
         type=float,
         default=10,
-        help="a rank that does not answer, or data that do not come, for so long end the run",
+        help="end the run if a rank or the data do not respond for this long (default: 10)",
         metavar="X",
     )
     group.add_argument(
         "--save-retry-minutes",
         type=float,
         default=2,
-        help="the last checkpoint is tried again for so long where it cannot be saved",
+        help="how long to retry saving the last checkpoint if that fails (default: 2)",
         metavar="X",
     )
     return parser
@@ -192,17 +196,17 @@ def run(args: argparse.Namespace, spec: data.DataSpec, rest: list[str]) -> int:
             end_children(others)
     except Stopped as stopped:
         logging.info("%s", stopped)
-        finish_push(push.ON_STOP)
+        finish_push(push.STOP_TIMEOUT_S)
         return EXIT_STOPPED
     except BaseException:
         if loop is not None:
             loop.writer.saver.wait()
-        finish_push(push.ON_STOP)
+        finish_push(push.STOP_TIMEOUT_S)
         raise
     finally:
         if loop is not None:
             loop.release()
-    finish_push(push.AT_END, hurry=lambda: loop is not None and loop.stop_asked)
+    finish_push(push.END_TIMEOUT_S, hurry=lambda: loop is not None and loop.stop_asked)
     return code
 
 

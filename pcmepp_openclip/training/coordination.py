@@ -24,12 +24,12 @@ import torch.distributed as dist
 from ..system.processes import STOP_SIGNALS
 
 EXIT_STOPPED = 75  # what the launch scripts know as: saved, start me again
-SAME_REQUEST = 3.0  # seconds within which a signal is the first one again: Slurm and torchrun both send it
-AGREE_SECONDS = 2.0  # about how often the ranks ask each other
-START_UP = timedelta(hours=1)  # for building, resuming, compiling and evaluating
-ALL_WAIT = timedelta(seconds=20)  # for all ranks to find that they wait for data
-TRY_AGAIN = 60.0  # seconds until a save that failed is tried again
-LEAVE_SECONDS = 10.0  # for the main thread to hear of Ctrl-C, which it does not within a collective
+SAME_REQUEST_S = 3.0  # seconds within which a signal is the first one again: Slurm and torchrun both send it
+AGREE_EVERY_S = 2.0  # about how often the ranks ask each other
+START_UP_TIMEOUT = timedelta(hours=1)  # for building, resuming, compiling and evaluating
+ALL_WAIT_TIMEOUT = timedelta(seconds=20)  # for all ranks to find that they wait for data
+SAVE_RETRY_S = 60.0  # seconds until a save that failed is tried again
+LEAVE_TIMEOUT_S = 10.0  # for the main thread to hear of Ctrl-C, which it does not within a collective
 
 _set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout  # torch < 2.15
 
@@ -64,7 +64,7 @@ class RankCoordinator:
         self.interval = self.countdown = 1
         self.wants_stop = False
         self.leaving = False  # the main thread has heard that the run ends
-        self.group: Any = dist.new_group(backend="gloo", timeout=START_UP) if distributed else None
+        self.group: Any = dist.new_group(backend="gloo", timeout=START_UP_TIMEOUT) if distributed else None
         self._ranks = self.gather((socket.gethostname(), os.getpid()))
         self._listen()
 
@@ -72,26 +72,26 @@ class RankCoordinator:
         """Take note of signals in a thread: Python's own handlers wait while a collective does."""
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
-        for number in STOP_SIGNALS:
-            signal.signal(number, lambda _number, _frame: None)
+        for stop_signal in STOP_SIGNALS:
+            signal.signal(stop_signal, lambda _signal, _frame: None)
         signal.set_wakeup_fd(writer)
         threading.Thread(target=self._note, args=(reader,), daemon=True).start()
 
     def _note(self, reader: int) -> None:
         while True:
-            number = os.read(reader, 1)[0]
-            if number == signal.SIGINT:
+            received = os.read(reader, 1)[0]
+            if received == signal.SIGINT:
                 threading.Thread(target=self._leave_anyway, daemon=True).start()
-            if number not in STOP_SIGNALS:
+            if received not in STOP_SIGNALS:
                 continue
             if self.first_signal is None:
                 self.first_signal = time.monotonic()
-            elif time.monotonic() - self.first_signal > SAME_REQUEST:
-                os._exit(128 + number)
+            elif time.monotonic() - self.first_signal > SAME_REQUEST_S:
+                os._exit(128 + received)
 
     def _leave_anyway(self) -> None:
         """After Ctrl-C: a main thread that waits for a rank that is gone does not hear of it."""
-        time.sleep(LEAVE_SECONDS)
+        time.sleep(LEAVE_TIMEOUT_S)
         if not self.leaving:
             os._exit(128 + signal.SIGINT)
 
@@ -123,7 +123,7 @@ class RankCoordinator:
         minutes = self.save_every_minutes
         stop = self.first_signal is not None or (lead and self.stop_file.exists())
         save = lead and minutes > 0 and now - self.saved_at >= 60 * minutes
-        steps = round(self.interval * AGREE_SECONDS / max(now - self.asked_at, 1e-3)) if lead else 0
+        steps = round(self.interval * AGREE_EVERY_S / max(now - self.asked_at, 1e-3)) if lead else 0
         wishes = torch.tensor([stop, save, min(max(steps, 1), 10)], dtype=torch.int64)
         if self.group is not None:
             dist.all_reduce(wishes, dist.ReduceOp.MAX, group=self.group)
@@ -135,7 +135,7 @@ class RankCoordinator:
     def saved(self, well: bool = True) -> None:
         """What was not saved well is tried again in a minute."""
         minutes = self.save_every_minutes
-        self.saved_at = time.monotonic() - (0 if well else max(0, 60 * minutes - TRY_AGAIN))
+        self.saved_at = time.monotonic() - (0 if well else max(0, 60 * minutes - SAVE_RETRY_S))
 
     def all_wait(self) -> bool:
         """On a rank that waits for data and was asked to stop: whether all ranks do, and so can stop here. One that is
@@ -144,7 +144,7 @@ class RankCoordinator:
             return True
         try:
             self.stop_file.touch()  # asks those that got no signal
-            dist.monitored_barrier(self.group, timeout=ALL_WAIT)
+            dist.monitored_barrier(self.group, timeout=ALL_WAIT_TIMEOUT)
         except (OSError, RuntimeError):
             return False
         return True
@@ -160,7 +160,7 @@ class RankCoordinator:
     def expect_steps(self, running: bool) -> None:
         """Tight time-outs while steps run, generous ones around them, so that a rank that stalls ends the job."""
         if self.group is not None:
-            limit = self.timeout if running else START_UP
+            limit = self.timeout if running else START_UP_TIMEOUT
             for group in (self.group, dist.group.WORLD):
                 _set_timeout(limit, group)
 

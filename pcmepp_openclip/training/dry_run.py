@@ -43,7 +43,7 @@ def describe(args: Any, spec: data.DataSpec) -> Iterator[tuple[str, str]]:
     total = steps * run.epochs
     if run.warmup >= total:
         raise ValueError(f"--warmup {run.warmup:,} is not below the run's {total:,} steps: lower it.")
-    yield "steps", f"{steps:,} an epoch, {total:,} in {run.epochs} epochs"
+    yield "steps", f"{steps:,} per epoch, {total:,} in {run.epochs} epochs"
     yield "warm-up", f"{run.warmup:,} steps, {100 * run.warmup / total:.1f} % of the run"
     seen = steps * global_batch * run.epochs
     yield "samples seen", f"{seen:,}"
@@ -52,8 +52,8 @@ def describe(args: Any, spec: data.DataSpec) -> Iterator[tuple[str, str]]:
     yield "a checkpoint", f"about {(parameters + 2 * trained) * 4 / 1e9:.2f} GB"
     if run.pcmepp_cfg is not None and run.world_size > 1:
         dim = embedding_dim(model)
-        floats = global_batch * (dim + 3)  # means and offsets of texts, and two floats a column of the softmax
-        yield "gathered a step", f"{floats * 4 * run.accum_freq / 1e6:.1f} MB a rank"
+        floats = global_batch * (dim + 3)  # means and offsets of texts, and two floats per column of the softmax
+        yield "gathered per step", f"{floats * 4 * run.accum_freq / 1e6:.1f} MB per rank"
     yield "output", _output(run)
 
 
@@ -99,7 +99,7 @@ def _samples(run: PlannedRun, spec: data.DataSpec) -> tuple[int, list[tuple[str,
 def _output(run: PlannedRun) -> str:
     folder = Path(run.logs) / (run.name or "NAME (from the date)")
     if run.name and (folder / "out.log").exists() and run.resume != "latest":
-        raise ValueError(f"{folder} holds an earlier run: give another --name, or --resume latest to go on with it.")
+        raise ValueError(f"{folder} holds an earlier run: give another --name, or --resume latest to continue it.")
     existing = next(parent for parent in [folder.absolute(), *folder.absolute().parents] if parent.exists())
     if not os.access(existing, os.W_OK):
         raise ValueError(f"--logs {run.logs}: {existing} cannot be written to.")

@@ -1,4 +1,4 @@
-"""What a user sees of a training run: diagnostics, a progress bar, and the end of a run whose loss is lost."""
+"""What a user sees of a training run: diagnostics, a progress bar, and the error of a loss that is not finite."""
 
 import logging
 import math
@@ -18,7 +18,7 @@ VARIANCE_SHARE_WARNING = 0.9  # share of the variance in the CSD above which the
 
 
 class NonFiniteLoss(RunFailed):
-    """The loss is not a number any more. Said once, on all ranks, with the step and the terms."""
+    """The loss is not finite any more. Raised once, on all ranks, with the step and the terms."""
 
 
 class Monitor:

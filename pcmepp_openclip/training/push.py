@@ -1,4 +1,4 @@
-"""`pcmepp train --push-to-hub ORG/NAME`: each finished checkpoint goes to the Hub while training goes on.
+"""`pcmepp train --push-to-hub ORG/NAME`: each finished checkpoint is pushed to the Hub while training continues.
 
 All that takes time, conversion, hashing and network, happens in one child process of low priority (`worker.py`). The
 training process links a checkpoint to a place where the run does not delete it, writes one line to a pipe, and logs
@@ -22,8 +22,8 @@ from ..hub import queue, upload
 from ..hub.errors import PermanentHubError, TransientHubError
 from ..system.processes import signals_blocked
 
-AT_END = 3600.0  # seconds that the last push may take when a run is through
-ON_STOP = 45.0  # the same where the run was asked to stop, and may be killed soon
+END_TIMEOUT_S = 3600.0  # seconds that the last push may take when a run is through
+STOP_TIMEOUT_S = 45.0  # the same where the run was asked to stop, and may be killed soon
 CHECK_TIMEOUT_S = 15.0  # for the Hub to answer the check before the first step
 
 
@@ -134,7 +134,7 @@ class Pusher:
         while self.process.poll() is None and time.monotonic() < end:
             time.sleep(0.05)
             if not hurried and hurry():
-                end, hurried = min(end, time.monotonic() + ON_STOP), True
+                end, hurried = min(end, time.monotonic() + STOP_TIMEOUT_S), True
         self.process.kill()
         self.process.wait()
         if self.offered is None:
@@ -167,11 +167,11 @@ class Pusher:
                 logging.info("Hub: pushed step %d: %s", word["pushed"], word["url"])
             elif word["said"] != self.said:  # once is enough
                 self.said = word["said"]
-                logging.warning("Hub: %s Training goes on.", self.said)
+                logging.warning("Hub: %s Training continues.", self.said)
         if not self.finishing:
             process.wait()
             logging.warning(
-                "Hub: the process that pushes has ended (code %s). Training goes on; afterwards run %s.",
+                "Hub: the process that pushes has ended (code %s). Training continues; afterwards run %s.",
                 process.returncode,
                 self.by_hand,
             )

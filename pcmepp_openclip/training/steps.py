@@ -13,7 +13,7 @@ from ..host.flags import RunSettings
 from ..runs import rng
 from ..system.errors import RunFailed
 from ..system.processes import signals_blocked
-from .coordination import START_UP, RankCoordinator
+from .coordination import START_UP_TIMEOUT, RankCoordinator
 from .monitor import Monitor, last_checkpoint, progress_bar
 from .waits import StopAsked, TooLong, Waiter
 
@@ -76,7 +76,7 @@ class Batches:
             yield batch
 
     def of_validation(self, loader: Any) -> Iterator[Any]:
-        limit = START_UP.total_seconds()
+        limit = START_UP_TIMEOUT.total_seconds()
         return self.of(loader, "a batch of the validation", first=limit, later=limit, patience=0.0)
 
 
@@ -144,7 +144,7 @@ class EpochSteps:
         stall, since = 60 * self.settings.rank_timeout_minutes, time.monotonic()
         wait = self.progress.first_wait
         # Buffers are filled before an epoch's first batch, which then takes about as long as the first time.
-        longest = START_UP.total_seconds() if wait is None else max(stall, 10 * wait)
+        longest = START_UP_TIMEOUT.total_seconds() if wait is None else max(stall, 10 * wait)
         iterator = self.waited.of(loader, f"a batch of epoch {self.index}", longest, stall)
         with signals_blocked():  # the workers are started here
             head = list(itertools.islice(iterator, 1))

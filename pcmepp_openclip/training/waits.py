@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-FIRST_WORD = 10.0  # seconds; the next words come after twice the time
-TICK = 1.0
-PATIENCE = 5.0  # seconds that data may still take once a stop was asked for
+FIRST_WARNING_S = 10.0  # seconds; the next words come after twice the time
+TICK_S = 1.0
+PATIENCE_S = 5.0  # seconds that data may still take once a stop was asked for
 
 
 class StopAsked(BaseException):
@@ -32,7 +32,7 @@ class _Wait:
     limit: float
     patience: float
     since: float = field(default_factory=time.monotonic)
-    next_word: float = FIRST_WORD
+    next_warning_s: float = FIRST_WARNING_S
 
 
 class Waiter:
@@ -47,12 +47,12 @@ class Waiter:
         self._wait: _Wait | None = None
 
     @contextlib.contextmanager
-    def waiting(self, what: str = "", limit: float = math.inf, patience: float = PATIENCE) -> Iterator[None]:
+    def waiting(self, what: str = "", limit: float = math.inf, patience: float = PATIENCE_S) -> Iterator[None]:
         """StopAsked in the body if a stop is asked for and `patience` seconds have passed; TooLong after `limit`.
         Without `what` nothing is said. May be nested."""
         outer, self._wait = self._wait, _Wait(what, limit, patience)
         before = signal.signal(signal.SIGALRM, self._tick)
-        signal.setitimer(signal.ITIMER_REAL, min(TICK, limit), TICK)
+        signal.setitimer(signal.ITIMER_REAL, min(TICK_S, limit), TICK_S)
         try:
             yield
         finally:
@@ -61,7 +61,7 @@ class Waiter:
                 signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
 
-    def _tick(self, _number: int, _frame: object) -> None:
+    def _tick(self, _signal: int, _frame: object) -> None:
         wait = self._wait
         if wait is None:
             return
@@ -72,6 +72,6 @@ class Waiter:
         if waited >= wait.limit:
             self._wait = None
             raise TooLong
-        if wait.what and waited >= wait.next_word:
-            wait.next_word = 2 * waited
+        if wait.what and waited >= wait.next_warning_s:
+            wait.next_warning_s = 2 * waited
             logging.warning("Waiting for %s for %.0f s now; after %.0f s the run ends.", wait.what, waited, wait.limit)
