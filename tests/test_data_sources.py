@@ -46,7 +46,7 @@ def test_names_are_given_or_taken_from_the_folder():
         ("/nowhere/*.tar", "no shard matches"),
         ("::", "is empty"),
         ("/x/{0,0}.tar", "twice"),
-        ("hf://models/x/0.tar", "no known kind"),
+        ("hf://models/x/0.tar", "an unknown kind"),
         ("/x/{0..99999999999}.tar", "more than 1,000,000 shards"),
         ("/x/{1..2000}{1..2000}.tar", "more than 1,000,000 shards"),
         ("/x/" + "{a,b}" * 40, "more than 1,000,000 shards"),

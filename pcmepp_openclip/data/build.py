@@ -100,10 +100,14 @@ def _announce(spec: DataSpec, loader: LoaderSpec) -> None:
         logging.info("Data: %s: %d shards, %s%s", source.name, len(source.shards), counted, share)
     delivered = loader.batches * loader.batch_size * loader.world_size
     if spec.shares is not None:
-        logging.info("Data: resampled epochs of %d samples", delivered)
+        logging.info("Data: resampled epochs of %d samples each", delivered)
     elif loader.counted:
         usable = sum(shard.size.samples for shard in loader.shards if shard.size)
         again = max(0, delivered - usable)
-        logging.info("Data: exact passes over %d samples; %d are seen again to fill the last batch", usable, again)
+        logging.info(
+            "Data: exact passes over %d samples; %d of them are seen twice to fill the last batch", usable, again
+        )
     else:
-        logging.info("Data: passes over whole shards, only about exact, since not all shards are counted")
+        logging.info(
+            "Data: passes over whole shards, which are only approximately exact, since not all shards are counted"
+        )

@@ -1,4 +1,4 @@
-"""`pcmepp data count`: read shards once, in parallel, and write down what is in them."""
+"""`pcmepp data count`: read all shards once, in parallel, and record what they hold."""
 
 import concurrent.futures
 import concurrent.futures.process
@@ -26,18 +26,19 @@ from .sources import Source, label, shard_key, shown
 if TYPE_CHECKING:
     import pandas
 
-PROBE_BYTES = 256  # for a shard, about what its entries in sizes.json and the report take
+PROBE_BYTES = 1024  # per shard: at most about what its entries in sizes.json and the report take
 SMALLEST_DECODING = 1  # the codec's smallest scale: damage shows at any
 
 
 @dataclass
 class ShardCount:
-    """What a shard holds.
+    """The content of a shard.
 
     Arguments:
         unusable: indices of groups by cause.
-        problem: why it could not be read to its end, if so; then all that follows is unknown.
-        sides: shorter sides of the usable images. words: numbers of words of the usable captions.
+        problem, cause: why it could not be read to its end, if so. What follows is then unknown.
+        sides: shorter sides of the usable images.
+        words: per usable caption.
         suffixes: of all members.
         offsets: where groups begin, in a tar that can be entered there.
     """
@@ -58,8 +59,8 @@ class ShardCount:
         return self.samples - sum(map(len, self.unusable.values()))
 
 
-def count_shard(shard: str, max_pixels: int, retries: int = 5, most: int | None = None) -> ShardCount:
-    """Read a shard as training would, every image decoded; only its first `most` samples if given."""
+def count_shard(shard: str, max_pixels: int, retries: int = 5, limit: int | None = None) -> ShardCount:
+    """Read a shard as training would and decode every image, up to `limit` samples."""
     count = ShardCount(shard)
     groups = read_groups(shard, lambda *_: None, retries=retries)
     try:
@@ -81,7 +82,7 @@ def count_shard(shard: str, max_pixels: int, retries: int = 5, most: int | None 
                     cause = error.cause
             if cause is not None:
                 count.unusable.setdefault(cause, []).append(group.index)
-            if count.samples == most:
+            if count.samples == limit:
                 break
     except ShardError as error:
         count.cause = error.cause if count.samples or error.cause != defects.TRUNCATED_SHARD else defects.NOT_A_TAR
@@ -94,7 +95,7 @@ def count_shard(shard: str, max_pixels: int, retries: int = 5, most: int | None 
 def count_source(
     source: Source, workers: int, max_pixels: int, retries: int = 5, progress: bool = True
 ) -> list[ShardCount]:
-    """All shards of a source, in order."""
+    """Count all shards of a source, and return the counts in order."""
     from tqdm import tqdm
 
     context = multiprocessing.get_context("fork")  # spares each worker the import of open_clip
@@ -109,7 +110,7 @@ def count_source(
             return [future.result() for future in futures]
         except concurrent.futures.process.BrokenProcessPool:
             raise ValueError(
-                f"A process that counted '{source.name}' was killed, perhaps for its memory: give fewer --workers."
+                f"A process that counted '{source.name}' was killed, perhaps for lack of memory: use fewer --workers."
             ) from None
         except KeyboardInterrupt:  # else what they read now would be waited for
             end_children()
@@ -121,7 +122,7 @@ def _deaf_to_ctrl_c() -> None:
 
 
 def report(counts: list[ShardCount]) -> dict[str, Any]:
-    """The report of a source, or of a folder of it, as JSON."""
+    """The report of a source, or of one of its folders, for JSON."""
     lost = Counter({cause: 0 for count in counts for cause in count.unusable})
     for count in counts:
         lost.update({cause: len(indices) for cause, indices in count.unusable.items()})
@@ -191,11 +192,11 @@ def write_table(tables: "list[pandas.DataFrame]", path: Path) -> None:
 
 
 def check_places(source: Source, output: Path | None) -> None:
-    """ValueError if the counts of a source could not be written: better said before the work than after it."""
+    """ValueError if the counts of a source could not be written. It is called before the work, not after it."""
     for place, shards in _places(source, output).items():
         keys = [shard_key(shard) for shard in shards]
         if len(set(keys)) != len(keys):
-            raise ValueError(f"{place} cannot hold two shards of the same name: count their folders one by one.")
+            raise ValueError(f"{place} cannot hold two shards with the same name: count their folders one by one.")
         if not place.parent.is_dir():
             raise ValueError(f"There is no folder {place.parent} to write {place.name} to.")
         probe = place.with_name(f"{place.name}.{os.getpid()}.probe")
@@ -214,10 +215,10 @@ def check_places(source: Source, output: Path | None) -> None:
 
 
 def _places(source: Source, output: Path | None) -> dict[Path, list[str]]:
-    """The sizes.json of a source, with the shards in each."""
+    """The sizes.json files of a source, and the shards of each."""
     if output is None and not all(writable(shard) for shard in source.shards):
         raise ValueError(
-            f"There is no folder to write to beside the shards of '{source.name}': add --output "
+            f"There is no folder to write to next to the shards of '{source.name}': add --output "
             f"{source.name}.sizes.json, and pass that to training with --train-data-sizes."
         )
     places: dict[Path, list[str]] = {}
@@ -227,9 +228,9 @@ def _places(source: Source, output: Path | None) -> dict[Path, list[str]]:
 
 
 def write_counts(source: Source, counts: list[ShardCount], output: Path | None) -> list[Path]:
-    """sizes.json and its report beside the shards, folder by folder; or in one file for shards without a folder.
+    """Write sizes.json and its report next to the shards of each folder, or to `output`.
 
-    What cannot be written there after all is kept elsewhere; the ValueError says where.
+    Counts that cannot be written there after all are kept elsewhere; the ValueError says where.
     """
     places = _places(source, output)
     of_shard = {count.shard: count for count in counts}
@@ -240,7 +241,8 @@ def write_counts(source: Source, counts: list[ShardCount], output: Path | None) 
         try:
             _write(place, found)
         except (OSError, ValueError) as error:
-            problem = problem or f"{place} could not be written ({getattr(error, 'strerror', None) or error})"
+            reason = getattr(error, "strerror", None) or getattr(error.__cause__, "strerror", None) or error
+            problem = problem or f"{place} could not be written ({reason})"
             kept.append(_keep(f"{source.name}{f'.{len(kept)}' if kept else ''}.{SIZES}", found))
     if kept:
         raise ValueError(
@@ -261,9 +263,9 @@ def _write(place: Path, counts: list[ShardCount]) -> None:
 
 
 def _keep(name: str, counts: list[ShardCount]) -> Path:
-    """The counts in a new folder: here, or among the temporary files."""
+    """Write the counts to a new folder, here or among the temporary files."""
     for where in (os.getcwd(), tempfile.gettempdir(), "/dev/shm"):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             place = Path(tempfile.mkdtemp(prefix="pcmepp-counts-", dir=where)) / name
             _write(place, counts)
             return place
@@ -272,17 +274,22 @@ def _keep(name: str, counts: list[ShardCount]) -> Path:
 
 
 def summary_lines(source: Source, counts: list[ShardCount]) -> list[str]:
-    """The report for people."""
+    """The report as text."""
     found = report(counts)
     out = [f"{source.name}: {found['usable']} usable pairs of {found['samples']} samples in {len(counts)} shards"]
-    out += [f"  not usable: {number} {cause}" for cause, number in found["unusable"].items()]
+    out += [f"  unusable: {lost} {cause}" for cause, lost in found["unusable"].items()]
     for count in [count for count in counts if count.cause is not None][:10]:
         out.append(f"  {count.cause}, {count.usable} pairs before that: {count.problem or label(count.shard)}")
     out.append(f"  {found['bytes'] / 1e6:.1f} MB")
-    for what, key in (("shorter side of images, pixels", "shorter_side_pixels"), ("caption, words", "caption_words")):
+    for what, key in (
+        ("shorter side of the images in pixels", "shorter_side_pixels"),
+        ("words per caption", "caption_words"),
+    ):
         if found[key]:
             out.append(f"  {what}: " + ", ".join(f"{name} {value:g}" for name, value in found[key].items()))
     if not found["usable"] and found["samples"]:
         suffixes = sorted({shown(suffix) for count in counts for suffix in count.suffixes})[:20]
-        out.append(f"  found are .{', .'.join(suffixes)}; needed are .txt and one of .{', .'.join(IMAGE_SUFFIXES)}")
+        out.append(
+            f"  the suffixes are .{', .'.join(suffixes)}; required are .txt and one of .{', .'.join(IMAGE_SUFFIXES)}"
+        )
     return out

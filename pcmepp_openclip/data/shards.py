@@ -1,7 +1,7 @@
-"""Shards to samples: the members of a tar, grouped by key, with what is wrong with them said once.
+"""Shards to samples: the members of a tar are grouped by key, and everything that is wrong is noted.
 
-The position of a sample in its shard counts the groups of members that a manifest does not list as unusable. It
-depends on names only, so that samples can be passed over without being read.
+The position of a sample in its shard counts the groups of members that the manifest does not list as unusable. It
+depends on names only, so that samples can be skipped without reading them.
 """
 
 import tarfile
@@ -16,21 +16,28 @@ from .sizes import UNKNOWN_SIZE, ShardSize
 from .sources import kind, label, shown
 from .streams import open_shard
 
-IMAGE_SUFFIXES = ("jpg", "png", "jpeg", "webp")  # open_clip's, in its order of preference
+IMAGE_SUFFIXES = ("jpg", "png", "jpeg", "webp")  # as in open_clip, in its order of preference
 TEXT_SUFFIX = "txt"
-MAX_FILE_BYTES = 1 << 27  # of one image: no JPEG of a bearable number of pixels comes near
+MAX_FILE_BYTES = 1 << 27  # per image: a JPEG within the limit of pixels is far smaller
 MAX_TEXT_BYTES = 1 << 20
 
 
 class Sample(NamedTuple):
-    """A pair as read: undecoded image bytes and a caption. `source` is the number of its source."""
+    """A pair as read: undecoded image bytes and a caption.
+
+    Arguments:
+        source: the index of its source.
+        visit: counts the shards that its reader opened.
+        reread: whether it is read a second time in the epoch.
+    """
 
     source: int
     shard: str
     key: str
     image: bytes
     caption: str
-    visit: int  # which of the shards that its reader opened it is from; negative for one read again in the epoch
+    visit: int
+    reread: bool
 
 
 @dataclass(frozen=True)
@@ -58,18 +65,19 @@ def iter_samples(
     *,
     source: int = 0,
     visit: int = 0,
+    reread: bool = False,
     start: int = 0,
     stop: int | None = None,
     size: ShardSize = UNKNOWN_SIZE,
     retries: int = 5,
     note_excess: bool = False,
 ) -> Iterator[Sample | None]:
-    """What is at positions [start, stop) of a shard, None for the unusable. That is noted, never raised.
+    """The samples at positions [start, stop) of a shard, None for an unusable one, which is noted and never raised.
 
     Arguments:
-        note: told (cause, samples lost, where) of everything that is wrong.
+        note: called with (cause, samples lost, where) for everything that is wrong.
         size: what a manifest says: which groups do not count as positions, and where groups begin.
-        note_excess: whether a shard that goes on behind `stop` was counted wrongly.
+        note_excess: whether samples after `stop` mean that the shard was counted wrongly.
     """
     position, seen = 0, False
     groups = read_groups(shard, note, size, start, retries)
@@ -93,7 +101,7 @@ def iter_samples(
             image = next(data for suffix in IMAGE_SUFFIXES if (data := group.members.get(suffix)) is not None)
             caption = group.members[TEXT_SUFFIX]
             assert caption is not None
-            yield Sample(source, shard, group.key, image, caption.decode("utf-8").strip(), visit)
+            yield Sample(source, shard, group.key, image, caption.decode("utf-8").strip(), visit, reread)
         if stop is not None and position < stop:
             note(defects.FEWER_THAN_COUNTED, stop - max(position, start), label(shard))
     except ShardError as error:
@@ -104,7 +112,7 @@ def iter_samples(
 
 
 def find_fault(group: Group) -> str | None:
-    """What makes a group of members unusable as a pair, without looking into the image."""
+    """Why a group of members cannot be used as a pair, without decoding the image; None if it can."""
     if group.duplicate:
         return defects.DUPLICATE_KEY
     images = [suffix for suffix in IMAGE_SUFFIXES if suffix in group.members]

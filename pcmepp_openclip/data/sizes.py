@@ -1,27 +1,27 @@
 """The manifest of a source: how many usable samples each shard holds.
 
-`sizes.json`, beside the shards, is open_clip's own: {basename: samples}. `sizes.report.json`, beside it, is what
-`pcmepp data count` found; training takes from it which groups of a shard to pass over. Both may come from elsewhere:
-they are parsed as JSON, checked, and lead to numbers only.
+`sizes.json`, next to the shards, has open_clip's own format: {basename: samples}. `sizes.report.json`, next to it,
+holds what `pcmepp data count` found; training takes from it which groups of a shard to skip, and where groups begin.
+Both may come from elsewhere: they are parsed as JSON and checked, and only numbers are taken from them.
 """
 
 import bisect
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..system.files import write_whole
 from ..system.redact import redact
 from .resuming import LostShard, MissingShard
 from .sources import Source, kind, local_path, shard_key, shown, sibling
 from .streams import read_file
 
 SIZES = "sizes.json"
-NO_FILE = object()  # which the content "null" of a file is not
-MAX_SAMPLES = 10**9  # of a shard: it would have terabytes
+NO_FILE = object()  # unlike None, which is the content of a file with "null"
+MAX_SAMPLES = 10**9  # per shard, which would have terabytes
 MAX_TAR_BYTES = 1 << 50
-MAX_OFFSETS = 32  # per shard: a reader that starts in its middle reads at most 1/16 of it in vain
+MAX_OFFSETS = 32  # per shard: a reader that starts in its middle reads at most about 1/16 of it needlessly
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def read_sizes(source: Source, given: str | None = None) -> list[ShardSize] | No
     """The size of each shard of a source, in order; None if it was never counted.
 
     Arguments:
-        given: a sizes.json of `--train-data-sizes`, instead of the one beside the shards.
+        given: a sizes.json of `--train-data-sizes`, instead of the one next to the shards.
     """
     folders: dict[str | None, dict[str, ShardSize] | None] = {}
     sizes = []
@@ -93,7 +93,7 @@ def read_sizes(source: Source, given: str | None = None) -> list[ShardSize] | No
 
 
 def count_command(source: Source) -> str:
-    """What to run to have a source counted."""
+    """The command that counts a source."""
     pattern = f"{source.name}={redact(source.pattern)}"
     if all(writable(shard) for shard in source.shards):
         return f"pcmepp data count '{pattern}'"
@@ -101,7 +101,7 @@ def count_command(source: Source) -> str:
 
 
 def writable(shard: str) -> bool:
-    """Whether a file can be written beside it."""
+    """Whether a file can be written next to a shard."""
     return kind(shard) == "local"
 
 
@@ -111,10 +111,10 @@ def _read_folder(place: str | None, required: bool) -> dict[str, ShardSize] | No
     sizes = _read_json(place)
     if sizes is NO_FILE:
         if required:
-            raise ValueError(f"--train-data-sizes: there is no file {redact(place)}.")
+            raise ValueError(f"--train-data-sizes: {redact(place)} does not exist.")
         return None
     if not isinstance(sizes, dict) or not all(_is_count(count) for count in sizes.values()):
-        raise ValueError(f"{redact(place)} is not a sizes.json: it must map the names of shards to whole numbers.")
+        raise ValueError(f"{redact(place)} is not a sizes.json: it must map names of shards to integers.")
     counted = {str(name): int(count) for name, count in sizes.items()}
     for name, count in counted.items():
         if count > MAX_SAMPLES:
@@ -127,7 +127,7 @@ def _read_folder(place: str | None, required: bool) -> dict[str, ShardSize] | No
 
 
 def report_path(place: str) -> str:
-    """Where the report of a sizes.json is."""
+    """The path of the report that belongs to a sizes.json."""
     path, mark, query = place.partition("?") if kind(place) == "http" else (place, "", "")
     return path.removesuffix(".json") + ".report.json" + mark + query
 
@@ -168,29 +168,22 @@ def _read_json(place: str) -> Any:
     except MissingShard:
         return NO_FILE
     except LostShard as error:
-        raise ValueError(f"The sizes of the shards cannot be read: {error}; is the server up?") from None
+        raise ValueError(f"The sizes of the shards cannot be read: {error}. Is the server up?") from None
     except OSError as error:  # a folder, a disk that fails
         raise ValueError(f"{redact(place)} cannot be read: {error.strerror or type(error).__name__}.") from None
     try:
         return json.loads(data)
     except (ValueError, RecursionError):  # a number of more digits than Python takes is a ValueError, too
-        raise ValueError(f"{redact(place)} is not JSON: delete it and count again.") from None
+        raise ValueError(f"{redact(place)} is not JSON: delete it, and run `pcmepp data count` again.") from None
 
 
 def write_json(path: Path, value: Any) -> None:
-    """In one step: a reader sees the old file or the new one. Its rights are those of any new file."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(value, file, indent=1)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    """In one step: a reader sees the old file or the new one. ValueError if it cannot be written."""
+    write_whole(path, lambda temporary: temporary.write_text(json.dumps(value, indent=1), encoding="utf-8"))
 
 
 def merge_json(path: Path, new: dict) -> dict:
-    """`new` over what the file holds already, of shards that were counted before."""
+    """The content of a file, with the entries of `new` added or replaced."""
     old = _read_json(str(path))
     return {**old, **new} if isinstance(old, dict) else new
 

@@ -1,8 +1,8 @@
-"""What may be shown of a URL or a pipe: where it leads, never what opens it.
+"""What may be shown of a URL or a pipe: where it leads, never its credentials.
 
-A place that stands alone, such as an argument, is parsed to its end: a password may hold any character. A URL within a
-sentence of others ends nobody knows where, so rather more of it is hidden; and what was parsed as a secret of the
-arguments (`redact_args`) is hidden wherever it turns up.
+A place that stands alone, such as an argument, is parsed to its end: a password may hold any character. Where a URL in
+a sentence ends is not known, so more of it is hidden. Credentials that were found in the arguments (`redact_args`) are
+hidden wherever they appear.
 """
 
 import argparse
@@ -27,14 +27,14 @@ _SHARD = re.compile(r"[\w.-]*(?:\{[\w.,-]*\}[\w.-]*)*\.(?:tar|tgz)(?:\.\w+)?")
 
 
 def printable(text: str) -> str:
-    """`text` of others for a terminal or a log: what would move the cursor or hide a part of it is spelt out."""
+    """Untrusted text for a terminal or a log: characters that move the cursor or hide text are escaped."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
 def redact(text: str) -> str:
-    """`text` without credentials: of URLs neither user nor query values, of a pipe only its program and its shard."""
+    """`text` without credentials: URLs without user and query values, a pipe as its program and its shard."""
     if "://" in text or "pipe:" in text:
         text = "::".join(map(_redact_part, text.split("::")))
     return text if _known is None else _known.sub("***", text)
@@ -56,14 +56,14 @@ def _show_url(scheme: str, rest: str) -> str:
     _, at, host = authority.rpartition("@")
     path, mark, query = rest[len(authority) :].partition("#")[0].partition("?")
     if "@" in rest[len(authority) :] or (not at and not re.fullmatch(r"[^:]*(:\d*)?|\[.*", host)):
-        # A login with an unescaped / ? or #: where it ends is not known.
+        # A login with an unescaped / ? or #, whose end is not known.
         shard = rest.rpartition("@")[2].rpartition("/")[2]
         return f"{scheme}://***" + (f"/{shard}" if _SHARD.fullmatch(shard) else "")
     return f"{scheme}://{'***@' if at else ''}{host}{path}" + (f"?{_show_query(query)}" if mark and query else "")
 
 
 def _show_query(query: str) -> str:
-    """Only the first name: what looks like the next one may be a part of the first value."""
+    """Only the first name: what looks like a second one may be a part of the first value."""
     name, equals, _ = query.partition("=")
     return f"{name}=***" if equals and re.fullmatch(r"[\w-]{1,40}", name) else "***"
 
@@ -140,14 +140,14 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _show_sizes(text: str) -> str:
-    """NAME=FILE,...: behind a URL a comma may be a part of it, so that nothing that follows is shown."""
+    """NAME=FILE,... up to the first URL: a comma may be a part of it, so that nothing after it is shown."""
     parts = re.split(r",(?=\s*[A-Za-z][\w.-]*=)", text)
     first = next((i for i, part in enumerate(parts) if redact(part) != part or "://" in part), len(parts))
     return ",".join([*map(redact, parts[: first + 1]), *["***"] * (first + 1 < len(parts))])
 
 
 def _learn(text: str) -> None:
-    """Remember what is secret in an argument, in every form that a message may quote it in."""
+    """Remember the credentials in an argument, in every form in which a message may quote them."""
     global _known
     for secret in {found for part in re.split(r"::|,(?=\s*[A-Za-z][\w.-]*=)", text) for found in _secrets_of(part)}:
         plain = unquote(secret)
@@ -186,7 +186,7 @@ def _show_traceback(kind: type[BaseException], error: BaseException, trace: Trac
 
 
 class RedactingFilter(logging.Filter):
-    """For log handlers, against messages of others that quote a URL."""
+    """Redacts the messages of a log handler, since other libraries quote URLs."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         message = record.getMessage()
@@ -196,7 +196,7 @@ class RedactingFilter(logging.Filter):
 
 
 def redact_logs() -> None:
-    """Every handler of the root logger shows redacted messages from now on."""
+    """Redact the messages of every handler of the root logger from now on."""
     for handler in logging.getLogger().handlers:
         if not any(isinstance(known, RedactingFilter) for known in handler.filters):
             handler.addFilter(RedactingFilter())
