@@ -6,7 +6,6 @@ As it is, and with reduced-scale decoding; what that does to pixels, and what cu
 """
 
 import argparse
-import functools
 import io
 import json
 import multiprocessing
@@ -112,7 +111,9 @@ def rows() -> Iterator[Row]:
         def load(get_data: Any, *flags: str) -> Any:
             return get_data(arguments(pattern, *flags), (transform, transform), tokenizer=tokenizer)["train"]
 
-        ours = functools.partial(data.get_data, stock_get_data)
+        def ours(args: argparse.Namespace, *rest: Any, **options: Any) -> Any:
+            return data.get_data(stock_get_data, data.resolve(data.DataFlags.from_args(args)), args, *rest, **options)
+
         loaders = {
             "stock": load(stock_get_data),
             "ours": load(ours),

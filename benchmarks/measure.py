@@ -1,4 +1,5 @@
-"""How the benchmarks measure: us and the alternative on the same work, in turns, as a ratio with its spread."""
+"""How the benchmarks measure: this package and the alternative do the same work in turns, and the result is their ratio
+with its spread."""
 
 import contextlib
 import ctypes
@@ -22,14 +23,14 @@ WIDE = 1.25  # of a spread where no bar tells what matters, its upper end by its
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: a ratio of ours to theirs and the bar it should stay under.
+    """One row of the table: a ratio of ours to theirs, and the bar it should stay below.
 
     Arguments:
         ours, theirs: counts, or medians of the repeats, in `unit`.
         bar: the highest ratio that is claimed, or None where nothing is.
         repeats: pairs (ours, theirs) measured one right after the other; none for counts.
         least: the bar is a lowest ratio instead.
-        note: what else should be known of it.
+        note: a remark that is shown in the last column.
     """
 
     what: str
@@ -47,7 +48,7 @@ class Row:
 
     @cached_property
     def spread(self) -> tuple[float, float] | None:
-        """How far the ratio would wander if all were measured again, see `resampled`."""
+        """The interval in which the ratio would lie if everything were measured again, see `resampled`."""
         return resampled(self.repeats) if len(self.repeats) > 1 else None
 
     @property
@@ -62,8 +63,8 @@ class Row:
 
 
 def resampled(repeats: Sequence[tuple[float, float]], draws: int = 2000) -> tuple[float, float]:
-    """Between these lies the ratio of medians in `CONFIDENCE` of the draws, each of as many of the pairs, by chance
-    (the bootstrap). Pairs stay pairs: a machine that is slow for a while is so for both."""
+    """Bootstrap interval: the ratio of medians lies within it in `CONFIDENCE` of the draws. Pairs are drawn as pairs,
+    because a machine that is slow for a while is slow for both."""
     random = Random(0)
     ratios = []
     for _ in range(draws):
@@ -85,9 +86,9 @@ def row(
 def turns(
     works: Sequence[Callable[[], Any]], repeats: int, before: Callable[[], Any] = lambda: None
 ) -> list[list[float]]:
-    """The seconds of each work, done in turns, after a warm-up of each; the order is reversed from turn to turn.
+    """The seconds of each work, alternating, after a warm-up; the order is reversed every time.
 
-    `before` is called before each work, and not timed.
+    `before` is called before each work, and is not timed.
     """
     seconds: list[list[float]] = [[] for _ in works]
     for turn in range(repeats + 1):
@@ -108,14 +109,14 @@ def timed(
     repeats: int = 5,
     before: Callable[[], Any] = lambda: None,
 ) -> Row:
-    """The row of the time that two works take."""
+    """A row that compares the time of two works."""
     our_seconds, their_seconds = turns((ours, theirs), repeats, before)
     return row(what, our_seconds, their_seconds, "s", bar)
 
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """For what takes long: two threads that wait for each other are as slow as the slower core is at each moment."""
+    """For long work: two threads that wait for each other are as slow as the slower core at each moment."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -125,8 +126,8 @@ def one_thread() -> Iterator[None]:
 
 
 def alone(function: Callable, *calls: tuple) -> list:
-    """What a function returns for the arguments of each call, in processes of their own, in which nothing but imports
-    was done before. They run side by side, each on one thread: for memory, not for time."""
+    """The results of a function for the arguments of each call, each in a new process in which only imports have run.
+    The processes run in parallel, each on one thread: use this for memory, not for time."""
     context = multiprocessing.get_context("forkserver")  # which imports once, for all of these processes
     context.set_forkserver_preload(["open_clip", "pcmepp_openclip"])
     with contextlib.ExitStack() as stack:
@@ -138,13 +139,13 @@ def alone(function: Callable, *calls: tuple) -> list:
 def _start_alone() -> None:
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
-    # Else the C library keeps what is freed, in pieces that fit or not: the peak would tell of those, not of the work.
+    # Otherwise the C library keeps freed blocks, and the peak would depend on how well they fit later ones.
     M_MMAP_THRESHOLD = -3
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**16)
 
 
 def added_memory(work: Callable[[], Any]) -> float:
-    """The most MB that a work holds beyond what this process held before; call it `alone`. Linux only."""
+    """The peak memory of a work in MB, beyond what the process held before; call it with `alone`. Linux only."""
     Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
     before = _status("VmRSS")
     work()

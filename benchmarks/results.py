@@ -1,4 +1,4 @@
-"""The table of a run, as Markdown and as JSON, and its change against an earlier one."""
+"""The table of a run as Markdown and JSON, and the change against an earlier run."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ LEGEND = f"Medians of alternating repeats; spread: {CONFIDENCE:.0%} bootstrap in
 
 
 def machine() -> str:
-    """What the numbers came from."""
+    """The machine and the versions that the numbers come from."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "open_clip_torch"))
@@ -25,7 +25,7 @@ def machine() -> str:
 
 
 def table(rows: list[Row], earlier: dict[str, dict[str, Any]] | None = None) -> str:
-    """The rows as Markdown; with those of an `earlier` run, how they changed."""
+    """The rows as Markdown; given the rows of an `earlier` run, with the change."""
     heads = HEADS if earlier is None else [*HEADS, "earlier", "change"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
@@ -45,7 +45,7 @@ def number(ratio: float) -> str:
 
 
 def change(row: Row, before: dict[str, Any]) -> str:
-    """In per cent; where the spreads overlap, that says nothing."""
+    """The change in per cent, with a remark if the spreads overlap: it then says nothing."""
     low, high = row.spread or (row.ratio, row.ratio)
     low_before, high_before = before["spread"] or (before["ratio"], before["ratio"])
     overlap = low <= high_before and low_before <= high and (row.spread or before["spread"])

@@ -25,7 +25,7 @@ from torch import Tensor
 
 import pcmepp_openclip as pp
 from pcmepp_openclip.config import PCMEppCfg
-from pcmepp_openclip.demo.drawing import picture
+from pcmepp_openclip.demo.drawing import render
 from pcmepp_openclip.demo.measure import Truth, measure
 from pcmepp_openclip.demo.scenes import Caption, Scene, draw_caption, draw_scene, fitting
 from pcmepp_openclip.gaussian import Gaussian
@@ -50,7 +50,7 @@ def make_pairs(seed: Any, size: int, captions: int = 1) -> Pairs:
     random = Random(seed)
     scenes = [draw_scene(random) for _ in range(size)]
     said = [draw_caption(random, scene) for scene in scenes for _ in range(captions)]
-    pixels = torch.from_numpy(np.stack([np.asarray(picture(scene)) for scene in scenes])).permute(0, 3, 1, 2)
+    pixels = torch.from_numpy(np.stack([np.asarray(render(scene)) for scene in scenes])).permute(0, 3, 1, 2)
     texts = [str(caption) for caption in said]
     unique = sorted(set(texts))
     ids = dict(zip(unique, open_clip.get_tokenizer("PCMEpp-tiny")(unique)[:, :16], strict=True))

@@ -6,14 +6,13 @@ import re
 import subprocess
 import threading
 
+import pandas
 import pytest
 from open_clip_train.data import get_dataset_size
-from shard_maker import arguments, flat, load, pair, picture, serve, within, write_shards, write_tar
+from shard_maker import arguments, flat, load, pair, picture, serve, specify, within, write_shards, write_tar
 
 from pcmepp_openclip import cli
-from pcmepp_openclip.data import check_data
 from pcmepp_openclip.data import count as count_module
-from pcmepp_openclip.data.spec import resolve
 
 
 def test_count_writes_what_stock_open_clip_reads(tmp_path, capsys):
@@ -37,11 +36,43 @@ def test_the_report(tmp_path, capsys):
     assert (report["samples"], report["usable"]) == (5, 2)
     assert report["unusable"] == {"no image": 1, "empty caption": 1, "broken image": 1}
     assert report["bytes"] == sum(len(data) for sample in samples for data in sample.values())
-    assert (report["shorter_side_pixels"]["least"], report["shorter_side_pixels"]["most"]) == (30, 90)
-    assert (report["caption_words"]["least"], report["caption_words"]["most"]) == (1, 3)
+    assert report["shorter_side_pixels"] == pytest.approx({"min": 30, "5%": 33, "median": 60, "95%": 87, "max": 90})
+    assert report["caption_words"] == pytest.approx({"min": 1, "5%": 1.1, "median": 2, "95%": 2.9, "max": 3})
     assert report["shards"]["0.tar"]["unusable"] == {"no image": [2], "empty caption": [3], "broken image": [4]}
     out = capsys.readouterr().out
-    assert "2 usable pairs of 5" in out and "1 broken image" in out and "pixels: least 30" in out
+    assert "2 usable pairs of 5" in out and "1 broken image" in out and "pixels: min 30" in out
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".html"])
+def test_a_table_has_one_row_per_shard_of_all_sources(tmp_path, suffix):
+    write_tar(tmp_path / "a/0.tar", [pair("a", "one two three", picture(size=(40, 30))), pair("b", ""), pair("c", "")])
+    write_tar(tmp_path / "b/1.tar", [pair("d", "one", picture(size=(100, 90))), {"e.txt": b"no image"}])
+    (tmp_path / "b/2.tar").write_bytes(b"<html>")
+    pattern, path = f"{tmp_path}/a/0.tar::{tmp_path}/b/{{1,2}}.tar", tmp_path / f"t{suffix}"
+    assert cli.main(["data", "count", pattern, "--table", str(path)]) == 1
+    expected = [
+        ("a", "0.tar", 3, 1, 2, 0, 30.0, 3.0, False),
+        ("b", "1.tar", 2, 1, 0, 1, 90.0, 1.0, False),
+        ("b", "2.tar", 0, 0, 0, 0, None, None, True),
+    ]
+    if suffix == ".html":
+        text = path.read_text()
+        assert text.count("<tr") == 4 and all(f"<td>{row[1]}</td>" in text for row in expected)
+        assert "<html>" not in text
+        return
+    names = ["source", "shard", "samples", "usable", "empty caption", "no image", "median_shorter_side_pixels"]
+    table = pandas.read_csv(path).astype(object).where(lambda table: table.notna(), None)
+    found = [
+        (*(row[name] for name in [*names, "median_caption_words"]), "not a tar" in (row["problem"] or ""))
+        for _, row in table.iterrows()
+    ]
+    assert found == expected
+
+
+def test_a_table_of_an_unknown_kind_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["data", "count", "x.tar", "--table", "t.xlsx"])
+    assert "must end in .csv or .html" in capsys.readouterr().err
 
 
 def test_a_progress_bar_goes_to_stderr(tmp_path, capsys):
@@ -67,7 +98,7 @@ def test_the_total_is_the_sum_over_sources_equal_basenames_included(tmp_path):
     patterns = [write_shards(tmp_path / name, counts) for name, counts in [("a", [5, 6]), ("b", [50, 60]), ("c", [1])]]
     for pattern in patterns:
         cli.main(["data", "count", pattern])
-    assert resolve(arguments("::".join(patterns))).samples == 122
+    assert specify(arguments("::".join(patterns))).samples == 122
 
 
 def test_shards_in_several_folders_have_a_manifest_each(tmp_path):
@@ -76,7 +107,7 @@ def test_shards_in_several_folders_have_a_manifest_each(tmp_path):
     pattern = f"{tmp_path}/{{a,b}}/00000.tar"
     cli.main(["data", "count", pattern])
     assert json.loads((tmp_path / "b/sizes.json").read_text()) == {"00000.tar": 7}
-    assert resolve(arguments(pattern)).samples == 12
+    assert specify(arguments(pattern)).samples == 12
 
 
 def test_counting_a_part_keeps_the_rest(tmp_path):
@@ -94,18 +125,18 @@ def test_counts_of_pipes_go_to_a_file_that_training_is_given(tmp_path, capsys):
     assert "--output p.sizes.json" in capsys.readouterr().err
     output = tmp_path / "p.sizes.json"
     assert cli.main(["data", "count", pattern, "--output", str(output)]) == 0
-    assert resolve(arguments(pattern, "--train-data-sizes", f"p={output}")).samples == 11
+    assert specify(arguments(pattern, "--train-data-sizes", f"p={output}")).samples == 11
 
 
 def test_an_uncounted_source_is_an_error_with_a_command_that_cures_it(tmp_path):
     pattern = write_shards(tmp_path / "d", [5, 6])
     with pytest.raises(ValueError, match="was not counted") as error:
-        check_data(arguments(pattern))
+        specify(arguments(pattern), check=True)
     command = re.search(r"`pcmepp (.*?) '(.*?)'`", str(error.value))
     assert cli.main([*command[1].split(), command[2]]) == 0
-    check_data(arguments(pattern))
+    specify(arguments(pattern), check=True)
     os.remove(tmp_path / "d/sizes.json")
-    check_data(arguments(pattern, train_num_samples=11))
+    specify(arguments(pattern, train_num_samples=11), check=True)
 
 
 @pytest.mark.parametrize(
@@ -125,15 +156,15 @@ def test_manifests_that_cannot_be(tmp_path, content, said):
     pattern = write_shards(tmp_path / "d", [2])
     (tmp_path / "d/sizes.json").write_text(content)
     with pytest.raises(ValueError, match=said):
-        resolve(arguments(pattern))
+        specify(arguments(pattern))
 
 
 def test_check_finds_sources_that_do_not_exist(tmp_path):
     good = write_shards(tmp_path / "a", [3])
     with pytest.raises(ValueError, match=r"--train-data: no shard of source 'b' exists, the first would be .*/0.tar"):
-        check_data(arguments(f"{good}::b={tmp_path}/nowhere/{{0..9}}.tar", train_num_samples=1))
+        specify(arguments(f"{good}::b={tmp_path}/nowhere/{{0..9}}.tar", train_num_samples=1), check=True)
     with serve(tmp_path) as server, pytest.raises(ValueError, match=r"source 'b' can be read .*404"):
-        check_data(arguments(f"{good}::b={server.url}/nowhere/{{0..9}}.tar", train_num_samples=1))
+        specify(arguments(f"{good}::b={server.url}/nowhere/{{0..9}}.tar", train_num_samples=1), check=True)
 
 
 @pytest.mark.parametrize(
@@ -149,17 +180,17 @@ def test_check_finds_sources_that_do_not_exist(tmp_path):
 def test_check_says_what_the_first_shard_holds_instead(tmp_path, samples, said):
     write_tar(tmp_path / "d/0.tar", samples)
     with pytest.raises(ValueError, match=said) as error:
-        check_data(arguments(str(tmp_path / "d/0.tar"), train_num_samples=1))
+        specify(arguments(str(tmp_path / "d/0.tar"), train_num_samples=1), check=True)
     assert "'d'" in str(error.value) and "\n" not in str(error.value)
 
 
 def test_check_wants_enough_shards_for_workers_and_ranks(tmp_path):
     pattern = write_shards(tmp_path / "d", [2] * 5)
     cli.main(["data", "count", pattern])
-    check_data(arguments(pattern, workers=5))
+    specify(arguments(pattern, workers=5), check=True)
     with pytest.raises(ValueError, match=r"--workers 3 on 2 ranks .* 6 shards .* has 5: use --workers 2"):
-        check_data(arguments(pattern, workers=3, world_size=2))
-    check_data(arguments(pattern, workers=3, world_size=2, dataset_resampled=True))
+        specify(arguments(pattern, workers=3, world_size=2), check=True)
+    specify(arguments(pattern, workers=3, world_size=2, dataset_resampled=True), check=True)
 
 
 def test_the_command_checks_alone_and_fully(tmp_path, capsys):
@@ -178,9 +209,12 @@ def test_the_command_checks_alone_and_fully(tmp_path, capsys):
 
 
 def test_other_kinds_of_data_are_left_to_open_clip(tmp_path):
-    check_data(arguments(str(tmp_path / "x.csv"), dataset_type="csv"))
-    check_data(arguments(str(tmp_path / "x.csv"), dataset_type="auto"))
-    check_data(arguments("", dataset_type="synthetic"))
+    """Even the check does not look for the file."""
+    for place, kind in ((str(tmp_path / "x.csv"), "csv"), (str(tmp_path / "x.csv"), "auto"), ("", "synthetic")):
+        spec = specify(arguments(place, dataset_type=kind), check=True)
+        assert (spec.sources, spec.samples, spec.flags.train_data) == ([], 0, place)
+    with pytest.raises(ValueError, match="no shard of source"):
+        specify(arguments(str(tmp_path / "x.tar"), dataset_type="auto"), check=True)
 
 
 @pytest.fixture
@@ -245,7 +279,7 @@ def test_counts_that_cannot_be_written_after_the_work_are_kept_elsewhere(tmp_pat
     filler.join()
     said = capsys.readouterr().err.splitlines()[-1]
     kept = re.search(r"\(No space left on device\): the counts are kept in (\S+\.json);", said)[1]
-    assert resolve(arguments(pattern, "--train-data-sizes", f"d={kept}")).samples == 10
+    assert specify(arguments(pattern, "--train-data-sizes", f"d={kept}")).samples == 10
     assert not list((small_disk / "d").glob("*.part"))
 
 

@@ -279,7 +279,7 @@ def test_the_number_of_lanes_does_not_depend_on_few_workers():
     assert {lane_count(1000, workers) for workers in range(25)} == {24}
     assert lane_count(1000, 32) == 32 and lane_count(16, 8) == 4 and lane_count(3, 8) == 1
     assert {lane_count(batches, 2) % 2 for batches in range(8, 200)} == {0}, "two workers share any epoch evenly"
-    assert lane_count(1000, 8, most=7) == 4
+    assert lane_count(1000, 8, limit=7) == 4
 
 
 RANK = """

@@ -4,12 +4,11 @@ import json
 import random
 
 import pytest
-from shard_maker import arguments, flat, load, write_shards, write_tar
+from shard_maker import arguments, flat, load, specify, write_shards, write_tar
 
 from pcmepp_openclip.data.batches import Lane
-from pcmepp_openclip.data.build import make_job
+from pcmepp_openclip.data.build import make_loader_spec
 from pcmepp_openclip.data.mixing import Mixer, natural_mix, parse_mix
-from pcmepp_openclip.data.spec import resolve
 
 
 def write_source(folder, counts, size=1):
@@ -33,9 +32,9 @@ def test_shares_hold_over_100_000_samples_with_shards_of_very_different_sizes(tm
         batch_size=100,
         train_num_samples=100_000,
     )
-    from shard_maker import Words, to_tensor
+    from shard_maker import Words, specify, to_tensor
 
-    job = make_job(args, resolve(args), to_tensor, Words())
+    job = make_loader_spec(specify(args), to_tensor, Words(), rank=args.rank, ranks=args.world_size)
     assert job.lanes == 24 and job.batches == 1000
     counts = [0, 0, 0]
     for lane_number in range(job.lanes):
@@ -74,9 +73,9 @@ def test_the_loader_realises_logs_and_keeps_the_mix_when_samples_are_bad(tmp_pat
 
 def test_without_a_mix_every_sample_counts_alike(tmp_path):
     pattern = "::".join([write_source(tmp_path / "a", [30, 10]), write_source(tmp_path / "b", [5] * 4)])
-    assert resolve(arguments(pattern, dataset_resampled=True)).shares == pytest.approx([40 / 60, 20 / 60])
+    assert specify(arguments(pattern, dataset_resampled=True)).shares == pytest.approx([40 / 60, 20 / 60])
     factors = arguments(pattern, dataset_resampled=True, train_data_upsampling_factors="1::4")
-    assert resolve(factors).shares == pytest.approx([40 / 120, 80 / 120])
+    assert specify(factors).shares == pytest.approx([40 / 120, 80 / 120])
 
 
 def test_the_mixer_is_never_off_by_more_than_one():
@@ -115,10 +114,10 @@ def test_factors_that_cannot_be(factors, said):
 def test_flags_that_do_not_go_together(tmp_path):
     pattern = "::".join([write_source(tmp_path / "a", [4]), write_source(tmp_path / "b", [4])])
     with pytest.raises(ValueError, match="--train-data-mix needs --dataset-resampled"):
-        resolve(arguments(pattern, "--train-data-mix", "a=1,b=1"))
+        specify(arguments(pattern, "--train-data-mix", "a=1,b=1"))
     with pytest.raises(ValueError, match="not both"):
         both = {"dataset_resampled": True, "train_data_upsampling_factors": "1::1"}
-        resolve(arguments(pattern, "--train-data-mix", "a=1,b=1", **both))
+        specify(arguments(pattern, "--train-data-mix", "a=1,b=1", **both))
     (tmp_path / "b/sizes.json").unlink()
     with pytest.raises(ValueError, match=r"'b' was not counted: give --train-data-mix, or run `pcmepp data count"):
-        resolve(arguments(pattern, dataset_resampled=True, train_num_samples=10))
+        specify(arguments(pattern, dataset_resampled=True, train_num_samples=10))

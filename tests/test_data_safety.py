@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from shard_maker import arguments, captions, flat, load, pair, serve, write_shards, write_tar
+from open_clip_train.data import get_data as stock_get_data
+from shard_maker import Words, arguments, captions, flat, load, pair, serve, specify, to_tensor, write_shards, write_tar
 
 from pcmepp_openclip import cli
-from pcmepp_openclip.data import check_data, protect
-from pcmepp_openclip.system.redact import real, redact, redact_logs
+from pcmepp_openclip.data import DataFlags, get_data, resolve
+from pcmepp_openclip.system.redact import redact, redact_args, redact_logs
 
 SECRET = "s3cr3t"
 
@@ -54,16 +55,21 @@ def test_arguments_show_no_secret_and_training_still_reads(tmp_path):
     (tmp_path / "d/sizes.json").write_text(json.dumps({"00000.tar": 8}))
     with serve(tmp_path, login="Basic dTpzM2NyM3Q=") as server:
         url = server.url.replace("http://", f"http://u:{SECRET}@") + "/d/00000.tar"
-        args = protect(arguments(url))
+        args = arguments(url)
+        original = redact_args(args)
         assert SECRET not in str(vars(args)) and SECRET not in json.dumps(vars(args))
-        assert real(args.train_data) == url
-        check_data(args)
-        assert len(flat(load(args))) == 8
+        assert original == {"train_data": url}
+        spec = resolve(DataFlags.from_args(args, original), check=True)
+        assert SECRET not in f"{spec!r} {spec} {spec.flags!r} {spec.sources!r}"
+        data = get_data(stock_get_data, spec, args, (to_tensor, to_tensor), tokenizer=Words())["train"]
+        assert len(flat(data)) == 8
 
 
 def test_two_secrets_for_one_place_are_not_mixed_up():
-    one, two = protect(arguments("https://a@h/x.tar")), protect(arguments("https://b@h/x.tar"))
-    assert (real(one.train_data), real(two.train_data)) == ("https://a@h/x.tar", "https://b@h/x.tar")
+    one, two = arguments("https://a@h/x.tar"), arguments("https://b@h/x.tar")
+    assert redact_args(one)["train_data"] == "https://a@h/x.tar"
+    assert redact_args(two)["train_data"] == "https://b@h/x.tar"
+    assert one.train_data == two.train_data == "https://***@h/x.tar"
 
 
 def test_params_txt_and_the_log_of_open_clip_hold_no_secret(tmp_path):
@@ -75,13 +81,16 @@ import argparse, functools, sys
 import pcmepp_openclip
 from open_clip_train import main as host
 from pcmepp_openclip import data
+from pcmepp_openclip.system.redact import redact_args
 def parse(argv, stock=host.parse_args):
     own = argparse.ArgumentParser(allow_abbrev=False)
     data.add_arguments(own)
     ours, rest = own.parse_known_args(argv)
-    return data.protect(argparse.Namespace(**vars(stock(rest)), **vars(ours)))
+    args = argparse.Namespace(**vars(stock(rest)), **vars(ours))
+    spec = data.resolve(data.DataFlags.from_args(args, redact_args(args)))
+    host.get_data = functools.partial(data.get_data, host.get_data, spec)
+    return args
 host.parse_args = parse
-host.get_data = functools.partial(data.get_data, host.get_data)
 host.train_one_epoch = lambda model, data, *a, **k: print(sum(len(t) for _, t in data["train"].dataloader), "seen")
 host.main(sys.argv[1:])
 """
@@ -119,11 +128,11 @@ def test_errors_and_summaries_hold_no_secret(tmp_path, caplog, capsys):
         for pattern in (
             gone,
             f"pipe:curl -sf -u u:{SECRET} {gone}",
-            f"gs://{SECRET}@b/0.tar",
+            f"ftp://{SECRET}@b/0.tar",
             f"https://{SECRET}@h/{{0.tar",
         ):
             with pytest.raises(ValueError) as error:
-                check_data(arguments(pattern, "--train-data-retries", "0", train_num_samples=1))
+                specify(arguments(pattern, "--train-data-retries", "0", train_num_samples=1), check=True)
             assert SECRET not in str(error.value)
             assert cli.main(["data", "count", pattern, "--retries", "0", "--output", str(tmp_path / "o.json")]) in (
                 1,
@@ -131,7 +140,7 @@ def test_errors_and_summaries_hold_no_secret(tmp_path, caplog, capsys):
             )
         with pytest.raises(ValueError) as error:
             (tmp_path / "d/sizes.json").unlink()
-            check_data(arguments(url))
+            specify(arguments(url), check=True)
         assert SECRET not in str(error.value)
     shown = capsys.readouterr()
     assert SECRET not in caplog.text + shown.out + shown.err

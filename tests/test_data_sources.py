@@ -1,22 +1,26 @@
 """Where shards may be: every kind of place gives the same samples, and patterns mean what open_clip's mean."""
 
+import collections
 import contextlib
 import json
 import logging
 import os
 import re
-import shutil
 import socket
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
+from helpers import REPO
 from open_clip_train.data import expand_urls
 from shard_maker import arguments, flat, load, serve, within, write_shards
 
-from pcmepp_openclip.data import streams
+from pcmepp_openclip.data import pace
+from pcmepp_openclip.data.resuming import LostShard, MissingShard
 from pcmepp_openclip.data.sources import parse_sources, shard_key, sibling
-from pcmepp_openclip.data.streams import LostShard, MissingShard, open_shard
+from pcmepp_openclip.data.streams import open_shard
 
 
 def test_patterns_expand_as_open_clip_expands_them():
@@ -37,12 +41,12 @@ def test_names_are_given_or_taken_from_the_folder():
     "pattern, said",
     [
         ("a=/x/0.tar::a=/y/0.tar", "two sources named 'a'"),
-        ("gs://bucket/0.tar", "pipe:gsutil cat"),
+        ("ftp://host/0.tar", "pipe:ssh host cat"),
         ("/x/{0..1.tar", "braces"),
         ("/nowhere/*.tar", "no shard matches"),
         ("::", "is empty"),
         ("/x/{0,0}.tar", "twice"),
-        ("hf://models/x/0.tar", "no known kind"),
+        ("hf://models/x/0.tar", "an unknown kind"),
         ("/x/{0..99999999999}.tar", "more than 1,000,000 shards"),
         ("/x/{1..2000}{1..2000}.tar", "more than 1,000,000 shards"),
         ("/x/" + "{a,b}" * 40, "more than 1,000,000 shards"),
@@ -106,25 +110,6 @@ def test_pipes_and_local_files_mix(shards, tmp_path):
     assert sorted(flat(data)) == expected
 
 
-def test_s3_is_read_by_the_aws_program(shards, monkeypatch):
-    """The real program against a server that answers as S3 does to the two requests of a copy."""
-    assert shutil.which("aws"), "pip install awscli"
-    root, expected = shards
-    (root / "bucket").symlink_to(root / "d")
-    with serve(root) as server:
-        for name, value in {
-            "AWS_ENDPOINT_URL": server.url,
-            "AWS_ACCESS_KEY_ID": "k",
-            "AWS_SECRET_ACCESS_KEY": "s",
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }.items():
-            monkeypatch.setenv(name, value)
-        data = load(arguments("s3://bucket/{00000..00001}.tar", workers=2))
-        assert sorted(flat(data)) == expected
-        assert any("/bucket/00001.tar" in path for _, path, _ in server.log)
-
-
 @pytest.fixture
 def hub(shards, monkeypatch):
     """The addresses of a dataset repo on the Hugging Face Hub, as files of a server."""
@@ -152,6 +137,28 @@ def test_hugging_face_repos(hub, pattern):
     assert sorted(flat(data)) == expected
     tar = next(headers for _, path, headers in server.log if path.endswith("00001.tar"))
     assert tar["Authorization"] == "Bearer hf_secret"
+
+
+def test_a_run_lists_a_repo_and_reads_its_sizes_once_per_rank(hub, tmp_path):
+    """From the check of its flags to the last epoch, on two ranks."""
+    server, _ = hub
+    flags = ["--model", "PCMEpp-tiny", "--train-data", "hf://datasets/org/pairs/*.tar", "--dataset-type", "webdataset"]
+    flags += ["--workers", "1", "--batch-size", "4", "--epochs", "2", "--precision", "fp32", "--warmup", "1"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--"]
+    env = {**os.environ, "HF_ENDPOINT": server.url, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO)}
+    done = subprocess.run(
+        [*torchrun, "pcmepp_openclip.train", *flags, "--logs", str(tmp_path / "logs")],
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    asked = collections.Counter(path.partition("?")[0].rpartition("/")[2] for _, path, _ in server.log)
+    assert asked["main"] == 2, "listings"
+    assert asked["sizes.json"] == asked["sizes.report.json"] == 2
+    assert asked["00000.tar"] >= 2 and asked["00001.tar"] >= 2, "each epoch reads both"
 
 
 @pytest.mark.parametrize("ranges", [True, False])
@@ -232,7 +239,7 @@ class Said(logging.Handler):
 
 def patiently(place):
     """What reading a place comes to when patience is short, and what is said meanwhile."""
-    streams.WORD_S, streams.PATIENCE_S, streams.COMMAND_PATIENCE_S = 0.3, 0.9, 0.9
+    pace.SLOW_NOTICE_S, pace.PATIENCE_S, pace.COMMAND_PATIENCE_S = 0.3, 0.9, 0.9
     said = Said()
     logging.getLogger().addHandler(said)
     try:
@@ -242,27 +249,29 @@ def patiently(place):
 
 
 @pytest.mark.parametrize(
-    "head, body, pause, per_connection",
-    [
-        (b"", b"x" * 10**6, 0.05, 10**9),
-        (b"X: " + b"x" * 10**5, b"", 0.05, 10**9),
-        (b"", b"x" * 10**6, 0.0, 1),
-        (b"", b"x" * 10**6, 60.0, 10**9),
-    ],
-    ids=["a byte at a time", "its header a byte at a time", "a byte a connection", "nothing"],
+    "head, body, pause",
+    [(b"", b"x" * 10**6, 0.05), (b"X: " + b"x" * 10**5, b"", 0.05), (b"", b"x" * 10**6, 60.0)],
+    ids=["one byte at a time", "its header one byte at a time", "nothing"],
 )
-def test_a_server_that_drips_is_given_up_with_a_word_before(head, body, pause, per_connection):
-    with dripping(head, body, pause, per_connection) as url:
+def test_a_server_that_drips_is_given_up_after_a_notice(head, body, pause):
+    with dripping(head, body, pause) as url:
         found, said = within(15, patiently, url)
     assert "(2 tries)" in str(found)
-    assert said and re.search(r"waited .* bytes a second for http.*x.tar", said[0])
+    assert said and re.search(r"waited .* bytes per second for http.*x.tar", said[0])
+
+
+def test_a_server_that_sends_one_byte_per_connection_is_given_up():
+    """A byte may be lost with its connection: then the number of tries ends it, else the rate."""
+    with dripping(b"", b"x" * 10**6, 0.0, per_connection=1) as url:
+        found, _ = within(15, patiently, url)
+    assert "(2 tries)" in str(found)
 
 
 @pytest.mark.parametrize("command", ["while :; do printf x; sleep 0.05; done", "sleep 1000"])
-def test_a_command_that_drips_is_given_up_with_a_word_before(command):
+def test_a_command_that_drips_is_given_up_after_a_notice(command):
     found, said = within(15, patiently, f"pipe:{command}")
     assert "next to nothing (2 tries)" in str(found)
-    assert said and "bytes a second for pipe:" in said[0]
+    assert said and "bytes per second for pipe:" in said[0]
 
 
 def test_a_server_that_is_only_slow_is_read_to_the_end(tmp_path):
@@ -272,8 +281,8 @@ def test_a_server_that_is_only_slow_is_read_to_the_end(tmp_path):
 
 
 def test_a_reader_that_takes_its_time_is_not_taken_for_a_slow_server(tmp_path, monkeypatch):
-    monkeypatch.setattr(streams, "WORD_S", 0.1)
-    monkeypatch.setattr(streams, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(pace, "SLOW_NOTICE_S", 0.1)
+    monkeypatch.setattr(pace, "PATIENCE_S", 0.2)
     (tmp_path / "x.tar").write_bytes(os.urandom(3_000_000))
     with serve(tmp_path) as server, open_shard(f"{server.url}/x.tar", 0) as file:
         for _ in range(3):

@@ -7,12 +7,10 @@ import numpy as np
 import open_clip
 import pytest
 import torch
-from open_clip_train.data import get_data as stock
 from PIL import Image
-from shard_maker import arguments, pair, picture, to_tensor, write_tar
+from shard_maker import arguments, get_data, pair, picture, to_tensor, write_tar
 
 import pcmepp_openclip
-from pcmepp_openclip.data import get_data
 from pcmepp_openclip.data.batches import cut_texts
 from pcmepp_openclip.data.decode import decode_image
 from pcmepp_openclip.data.plan import seed_for
@@ -47,7 +45,7 @@ def shard(tmp_path):
 def test_only_pcmepp_models_get_cut_texts(shard, model, flags, length):
     tokenizer = open_clip.get_tokenizer(model)
     args = arguments(shard, *flags, model=model)
-    data = get_data(stock, args, (to_tensor, to_tensor), tokenizer=tokenizer)["train"]
+    data = get_data(args, (to_tensor, to_tensor), tokenizer=tokenizer)["train"]
     assert {texts.shape for _, texts in data.dataloader} == {(4, length)}
     expected = tokenizer("a small black dog on a red sofa")[0, :length]
     assert all(torch.equal(row, expected) for _, texts in data.dataloader for row in texts)
@@ -59,7 +57,6 @@ def test_a_model_without_a_causal_mask_keeps_whole_texts(shard, tmp_path):
     (tmp_path / "PCMEpp-unmasked.json").write_text(json.dumps(config))
     open_clip.add_model_config(tmp_path / "PCMEpp-unmasked.json")
     data = get_data(
-        stock,
         arguments(shard, model="PCMEpp-unmasked"),
         (to_tensor, to_tensor),
         tokenizer=open_clip.get_tokenizer("PCMEpp-tiny"),
@@ -77,7 +74,7 @@ def test_a_batch_is_what_the_transform_makes_of_each_image(tmp_path, train):
     assert normalization is not None and len(fast.transforms) == len(transform.transforms) - 2
     args = arguments(str(tmp_path / "0.tar"), train_num_samples=4)
     tokenizer = open_clip.get_tokenizer("PCMEpp-tiny")
-    ((batch, texts),) = get_data(stock, args, (transform, transform), tokenizer=tokenizer)["train"].dataloader
+    ((batch, texts),) = get_data(args, (transform, transform), tokenizer=tokenizer)["train"].dataloader
     assert batch.shape == (4, 3, 64, 64) and batch.dtype == torch.float32 and batch.is_contiguous()
     order = [next(i for i in range(4) if torch.equal(tokenizer(str(i))[0, : len(row)], row)) for row in texts]
     torch.manual_seed(seed_for("transform", 0, 0, 0, 0))
@@ -123,8 +120,6 @@ def test_the_flag_reaches_the_decoder(tmp_path):
     for flags in ((), ("--train-data-reduced-decoding",)):
         args = arguments(str(tmp_path / "0.tar"), *flags, train_num_samples=4, force_image_size=200)
         list(
-            get_data(stock, args, (transform, transform), tokenizer=open_clip.get_tokenizer("PCMEpp-tiny"))[
-                "train"
-            ].dataloader
+            get_data(args, (transform, transform), tokenizer=open_clip.get_tokenizer("PCMEpp-tiny"))["train"].dataloader
         )
     assert sizes == [(512, 512)] * 4 + [(256, 256)] * 4

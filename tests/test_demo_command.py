@@ -15,7 +15,7 @@ from PIL import Image
 import pcmepp_openclip as pp
 from pcmepp_openclip import cli
 from pcmepp_openclip.demo import command, dataset, figure, measure, pages
-from pcmepp_openclip.demo.drawing import picture
+from pcmepp_openclip.demo.drawing import render
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_the_report_says_what_was_reached(runs):
     for target in measure.GOALS:
         assert target.words in page and f"{result['numbers'][target.name]:.2f}" in page
     assert page.count("<td>not reached</td>") == sum(not reached for reached in result["reached"].values())
-    for name in ("captions", "pictures", "bins"):
+    for name in ("captions", "images", "bins"):
         assert (runs[0] / "report" / f"{name}.png").stat().st_size > 1000
 
 
@@ -66,14 +66,14 @@ def test_the_figure_shows_numbers_of_the_model(runs):
     model, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{runs[0] / 'model'}")
     tokenizer, model = open_clip.get_tokenizer("PCMEpp-tiny"), model.eval()
     with torch.inference_mode():
-        images = model.encode_image_gaussian(torch.stack([preprocess(picture(s)) for s in held_out.scenes]))
+        images = model.encode_image_gaussian(torch.stack([preprocess(render(s)) for s in held_out.scenes]))
         texts = model.encode_text_gaussian(tokenizer(list(map(str, held_out.captions))))
     fits_MN = torch.tensor([[caption.fits(scene) for scene in held_out.scenes] for caption in held_out.captions])
     drawn = figure.draw(held_out, images, texts, SimpleNamespace(fits_MN=fits_MN))
     *shown, bars = drawn.findobj(Axes)
     by_value = {}
     for scene, u in zip(held_out.scenes, images.uncertainty.tolist(), strict=True):
-        by_value.setdefault(f"{u:.3f}", []).append(np.asarray(picture(scene)))
+        by_value.setdefault(f"{u:.3f}", []).append(np.asarray(render(scene)))
     assert len(shown) == figure.IMAGES
     for axes in shown:
         pixels = axes.images[0].get_array()

@@ -1,4 +1,4 @@
-"""The demo's scenes: captions are true of what they are said to be true of, and pictures show it."""
+"""The demo's scenes: captions are true of what they are said to be true of, and images show it."""
 
 import itertools
 import json
@@ -61,16 +61,16 @@ def test_captions_are_told_apart_by_their_words():
 
 def test_every_fact_shows_in_the_picture():
     things = [Thing(*facts) for facts in itertools.product(SIZES, COLOURS, SHAPES)]
-    drawn = {drawing.picture(Scene((thing,), jitter=5)).tobytes() for thing in things}
+    drawn = {drawing.render(Scene((thing,), jitter=5)).tobytes() for thing in things}
     assert len(drawn) == len(things)
     swapped = Scene(RED_BLUE.things[::-1], "left of", jitter=5)
     turned = Scene(RED_BLUE.things, "above", jitter=5)
-    assert len({drawing.picture(scene).tobytes() for scene in (RED_BLUE, swapped, turned)}) == 3
+    assert len({drawing.render(scene).tobytes() for scene in (RED_BLUE, swapped, turned)}) == 3
 
 
 def test_less_can_be_seen_of_a_blurred_or_covered_scene():
     clean, blurred, covered = (
-        np.asarray(drawing.picture(Scene(RED_BLUE.things, "left of", condition, 5)), dtype=int)
+        np.asarray(drawing.render(Scene(RED_BLUE.things, "left of", condition, 5)), dtype=int)
         for condition in ("clean", "blurred", "covered")
     )
     assert np.abs(np.diff(blurred, axis=1)).max() < np.abs(np.diff(clean, axis=1)).max() / 3

@@ -176,8 +176,7 @@ def check_command(command: str) -> None:
     elif program == "python" and words[1:3] == ["-m", "pcmepp_openclip"]:
         assert len(words) > 3  # hands over to another program
     elif program == "make":
-        targets = re.search(r"^\.PHONY: (.+)$", (REPO / "Makefile").read_text(), flags=re.MULTILINE).group(1).split()
-        assert set(words[1:]) <= set(targets)
+        assert set(words[1:]) <= make_targets()
     elif program == "pip":
         assert words[1] == "install"
         for extra in re.findall(r"\[(\w+)\]", command):
@@ -186,6 +185,10 @@ def check_command(command: str) -> None:
         assert os.access(REPO / program, os.X_OK)
     else:
         assert program in {"hf", "pre-commit", "mkdocs", "touch", ":"}, f"no test knows the program {program}"
+
+
+def make_targets() -> set[str]:
+    return set(re.search(r"^\.PHONY: (.+)$", (REPO / "Makefile").read_text(), flags=re.MULTILINE).group(1).split())
 
 
 def check_pytest(words: list[str]) -> None:
@@ -218,6 +221,15 @@ def test_commands_are_parsed_by_the_real_parsers(block, command, monkeypatch):
 def test_a_wrong_command_would_be_noticed(command):
     with pytest.raises((Refused, AssertionError)):
         check_command(command)
+
+
+def test_ci_runs_the_make_targets():
+    """`.ci/run` and the workflow run the same targets, and the Makefile has them."""
+    ran = {
+        name: set(re.findall(r"\bmake ([a-z-]+)", (REPO / name).read_text().split("\njobs:")[-1].split("\nset ")[-1]))
+        for name in (".ci/run", ".github/workflows/ci.yml")
+    }
+    assert ran[".ci/run"] == ran[".github/workflows/ci.yml"] == {"test", "test-system", "docs"} <= make_targets()
 
 
 # --- What prose names -------------------------------------------------------------------------------------

@@ -6,11 +6,10 @@ import string
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from shard_maker import arguments, write_shards
+from shard_maker import arguments, specify, write_shards
 
 from pcmepp_openclip.data.sizes import MAX_SAMPLES, ShardSize
 from pcmepp_openclip.data.sources import kind, label, parse_sources, shard_key, sibling
-from pcmepp_openclip.data.spec import resolve
 
 PIECES = st.sampled_from(
     [
@@ -77,11 +76,11 @@ def test_any_bytes_for_sizes_are_numbers_or_one_sentence(folder, sizes, report):
 
 def read(folder) -> None:
     try:
-        setup = resolve(arguments(f"{folder}/{{00000..00001}}.tar"))
+        spec = specify(arguments(f"{folder}/{{00000..00001}}.tar"))
     except ValueError as error:
         assert "sizes" in str(error) and str(error).isprintable() and len(str(error)) < 1000
         return
-    (sizes,) = setup.sizes
+    (sizes,) = spec.sizes
     assert all(isinstance(size, ShardSize) and 0 <= size.samples <= MAX_SAMPLES for size in sizes)
     assert all(isinstance(index, int) and index >= 0 for size in sizes for index in size.unusable)
-    assert 0 < setup.samples <= 2 * MAX_SAMPLES
+    assert 0 < spec.samples <= 2 * MAX_SAMPLES

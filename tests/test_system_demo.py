@@ -72,7 +72,7 @@ def test_the_report_in_a_browser(demo, tmp_path):
     page = demo / "report/index.html"
     assert page.read_text().count("reached</td>") == 6
     names = {path.name for path in page.parent.iterdir()}
-    assert names == {"index.html", "captions.png", "pictures.png", "bins.png"}
+    assert names == {"index.html", "captions.png", "images.png", "bins.png"}
     assert faults(page, tmp_path) == []
 
 

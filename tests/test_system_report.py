@@ -25,7 +25,7 @@ def test_the_report_of_an_evaluation(tmp_path):
 
 
 def test_a_report_of_awkward_things(tmp_path):
-    """Markup in every text, long words, a wide table, a legend in the default colour, a large and a small picture."""
+    """Markup in every text, long words, a wide table, a legend in the default colour, a large and a small thumbnail."""
     figure, axes = plots.new('<b>"title"</b>', x="<x> & x", y="y")
     axes.plot([1, 2, 3], label="<i>label</i>")
     axes.legend()
@@ -36,7 +36,7 @@ def test_a_report_of_awkward_things(tmp_path):
         rows=[[f"{i}{nasty}"[:90], *(f"{i * j / 7:.6f}" for j in range(20))] for i in range(4)],
         header=["what", *map(str, range(20))],
         plots=[report.Plot("one", figure, nasty), report.Plot("two", figure, "")],
-        pictures=[report.Picture(draw(*SCENES[0]), nasty), report.Picture(draw(*SCENES[1]).resize((900, 300)))],
+        thumbnails=[report.Thumbnail(draw(*SCENES[0]), nasty), report.Thumbnail(draw(*SCENES[1]).resize((900, 300)))],
     )
     page = report.write_report(tmp_path / "report", nasty, [section], nasty)
     assert faults(page, tmp_path / "profile") == []

@@ -137,7 +137,7 @@ def test_a_launch_folder_with_a_space_and_a_validation_that_was_cut_off(cluster)
     job = Job(cluster, "space", 1, *flags, launch=launch)
     job.until(lambda: (job.logs / "space/checkpoints/epoch_1.pt").exists(), "in its validation")
     cluster.run("scancel", "--signal", "KILL", f"{job.id}.0")
-    job.until(lambda: "queued again" in job.output, "killed")
+    job.until(lambda: "not done: requeued" in job.output, "killed")
     gate.unlink()
     job.start_again()
     job.until(lambda: job.state == "COMPLETED", "done")
@@ -161,7 +161,7 @@ def test_a_preempted_run_goes_on_by_itself(cluster):
     job = Job(cluster, "preempted", 3)
     job.freeze()  # Slurm wakes it up to tell it
     cluster.run("sbatch", "--partition", "high", "--nodes", "2", "--exclusive", "--output", "high.log", "--wrap=true")
-    job.until(lambda: "preempted: holding on until Slurm ends this job" in job.output, "stopped")
+    job.until(lambda: "preempted: waiting until Slurm ends this job" in job.output, "stopped")
     assert 3 <= len(job.steps) < 3 * 16 and (job.logs / "preempted/stopped").exists(), job.output[-6000:]
     job.start_again()
     job.check_done(starts=2)
@@ -171,9 +171,9 @@ def test_a_time_limit_is_only_a_pause(cluster):
     job = Job(cluster, "limit", 3, options=["--time", "10", "--signal", "B:USR2@20"])
     job.freeze()
     cluster.run("scontrol", "update", f"job={job.id}", "TimeLimit=1")
-    job.until(lambda: "USR2: asking the run to save and leave" in job.output, "told of its limit")
+    job.until(lambda: "USR2: asking the run to save and exit" in job.output, "told of its limit")
     job.thaw()
-    job.until(lambda: "not done: queued again" in job.output, "stopped")
+    job.until(lambda: "not done: requeued" in job.output, "stopped")
     assert 3 <= len(job.steps) < 3 * 16 and (job.logs / "limit/stopped").exists(), job.output[-6000:]
     cluster.run("scontrol", "update", f"job={job.id}", "TimeLimit=10")
     job.start_again()
@@ -188,6 +188,6 @@ def test_what_is_cancelled_or_wrong_stays_ended(cluster):
     cancelled.until(lambda: cancelled.state == "CANCELLED", "cancelled")
     with pytest.raises(AssertionError, match="FAILED"):
         wrong.until(lambda: wrong.state == "COMPLETED", "failed")
-    assert "failed, without a checkpoint since it started: not tried again" in wrong.output
+    assert "failed without a checkpoint since it started: not requeued" in wrong.output
     time.sleep(3)
-    assert cancelled.state == "CANCELLED" and "queued again" not in cancelled.output
+    assert cancelled.state == "CANCELLED" and "not done: requeued" not in cancelled.output

@@ -1,23 +1,21 @@
-"""Webdataset shards to batches, in the order of the way of a batch.
+"""Webdataset shards to batches, in the order of a batch's way.
 
-`sources` (what --train-data names) -> `streams` (bytes) -> `shards` (samples) -> `plan` and `feeds` (which, in which
-order) -> `decode` and `batches` (in the workers) -> `loader` (in the training process). `sizes` and `count` are the
-manifest, `check` is what runs before anything is built, `build` is the way in.
+- `arguments`: the flags. `sources`: what --train-data names. `mixing`: the share of each source.
+- `sizes`: the manifest, sizes.json and its report. `check`: mistakes that show before a model is built.
+- `spec`: all of these, resolved once per rank. `build`: the way in for open_clip's training loop.
+- `streams`: the bytes of a shard, by `remote` (servers and object stores) or `commands` (pipes), each with `resuming`
+  after lost connections and a `pace`. `tars`: bytes to members. `shards`: members to samples. `defects`: what can be
+  wrong with them.
+- `plan`: which samples an epoch reads. `feeds`: these samples in a shuffled order. `remaining`: those that are left
+  when an epoch is resumed with other settings.
+- `decode` and `batches`: samples to batches, in the workers. `tally`: what became of the samples.
+- `loader`: the batches in the training process.
+- `count` and `command`: `pcmepp data count` and `pcmepp data check`.
 """
 
-from ..system.redact import printable, protect, redact
-from .arguments import add_arguments
+from ..system.redact import printable
+from .arguments import DataFlags, add_arguments
 from .build import get_data
-from .check import check_data
-from .spec import describe_data, training_sources
+from .spec import DataSpec, resolve, summarize
 
-__all__ = [
-    "add_arguments",
-    "check_data",
-    "describe_data",
-    "get_data",
-    "printable",
-    "protect",
-    "redact",
-    "training_sources",
-]
+__all__ = ["DataFlags", "DataSpec", "add_arguments", "get_data", "printable", "resolve", "summarize"]

@@ -1,71 +1,122 @@
-"""The flags that the data has beside open_clip's own."""
+"""The flags of the training data, in addition to those of open_clip."""
 
 import argparse
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from .decode import MAX_PIXELS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add them, as a group."""
+    """Add the flags to a parser, as a group."""
     group = parser.add_argument_group("training data (webdataset)")
     group.add_argument(
-        "--train-data-mix", metavar="NAME=X,...", help="share of each source in a resampled epoch: cc3m=1,redcaps=0.5"
+        "--train-data-mix",
+        metavar="NAME=X,...",
+        help="relative share of each source in a resampled epoch, e.g. cc3m=1,redcaps=0.5",
     )
     group.add_argument(
         "--train-data-sizes",
         metavar="NAME=FILE,...",
-        help="sizes.json of sources that have none beside their shards, such as pipes",
+        help="sizes.json of sources that have none next to their shards, such as pipes",
     )
     group.add_argument(
         "--train-data-max-bad-fraction",
         type=share,
         default=0.5,
-        metavar="SHARE",
-        help="end the run when more of the samples than this are unusable (default: 0.5)",
+        metavar="FRACTION",
+        help="stop the run if a larger fraction of the samples is unusable (default: 0.5)",
     )
     group.add_argument(
         "--train-data-max-empty-shards",
         type=positive_number,
         default=10,
         metavar="N",
-        help="end the run when N shards of a source in a row hold nothing usable (default: 10)",
+        help="stop the run after N consecutive shards of a source without a usable sample (default: 10)",
     )
     group.add_argument(
         "--train-data-retries",
         type=whole_number,
         default=5,
         metavar="N",
-        help="tries to take up a broken connection or command, with longer and longer waits (default: 5)",
+        help="attempts to resume a broken connection or command, with increasing waits (default: 5)",
     )
     group.add_argument(
         "--train-data-shuffle-buffer",
         type=positive_number,
         default=24_000,
         metavar="N",
-        help="undecoded samples that each rank holds to shuffle (default: 24000)",
+        help="undecoded samples in the shuffle buffers of each rank (default: 24000)",
     )
     group.add_argument(
         "--train-data-max-pixels",
         type=positive_number,
         default=MAX_PIXELS,
         metavar="N",
-        help=f"images with more are skipped undecoded (default: {MAX_PIXELS})",
+        help=f"skip images with more pixels, without decoding them (default: {MAX_PIXELS})",
     )
     group.add_argument(
         "--train-data-reduced-decoding",
         action="store_true",
-        help="decode JPEGs much larger than the model's input at 1/2, 1/4 or 1/8 of their size",
+        help="decode JPEGs that are much larger than the model's input at 1/2, 1/4 or 1/8 of their size",
     )
     group.add_argument(
         "--train-data-exif-orientation",
         action="store_true",
-        help="turn images as their EXIF orientation says; without it they are taken as stored, as open_clip does",
+        help="rotate images according to their EXIF orientation; by default they are used as stored, as in open_clip",
     )
     group.add_argument(
         "--no-trim-captions",
         action="store_true",
-        help="do not cut captions to the longest of the batch",
+        help="keep the padding of captions after the longest caption of a batch",
     )
+
+
+@dataclass(frozen=True)
+class DataFlags:
+    """The flags of open_clip and of this package that the training data depend on.
+
+    The three places may hold credentials, so that `repr` leaves them out.
+    """
+
+    train_data: str | None = field(repr=False)
+    val_data: str | None = field(repr=False)
+    train_data_sizes: str | None = field(repr=False)
+    dataset_type: str
+    dataset_resampled: bool
+    train_num_samples: int | None
+    train_data_mix: str | None
+    train_data_upsampling_factors: str | None
+    train_data_max_bad_fraction: float
+    train_data_max_empty_shards: int
+    train_data_retries: int
+    train_data_shuffle_buffer: int
+    train_data_max_pixels: int
+    train_data_reduced_decoding: bool
+    train_data_exif_orientation: bool
+    no_trim_captions: bool
+    model: str
+    force_image_size: Any
+    batch_size: int
+    workers: int
+    seed: int
+
+    @classmethod
+    def from_args(cls, args: argparse.Namespace, unredacted: Mapping[str, str] | None = None) -> "DataFlags":
+        """Arguments:
+        unredacted: the original values of redacted arguments, see `redact_args`.
+        """
+        values = {**vars(args), **(unredacted or {})}
+        return cls(**{field.name: values[field.name] for field in fields(cls)})
+
+    @property
+    def reads_shards(self) -> bool:
+        """Whether the training data are webdataset shards. Anything else is read by open_clip."""
+        if not self.train_data or self.dataset_type not in ("webdataset", "auto"):
+            return False
+        return self.dataset_type == "webdataset" or not re.search(r"\.[ct]sv$", self.train_data)
 
 
 def whole_number(text: str) -> int:

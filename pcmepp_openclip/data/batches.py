@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset, default_collate
 
 from . import defects
 from .decode import BadImage, decode_image
-from .feeds import ExactFeed, Guard, NothingUsable, Reader, ResampledFeed, UncountedFeed
+from .feeds import ExactFeed, Feed, Guard, NothingUsable, Reader, ResampledFeed, UncountedFeed
 from .plan import (
     ExactPass,
     Line,
@@ -31,27 +31,27 @@ from .shards import Sample
 from .sources import label, shown
 from .tally import Tally
 
-TEXT_MULTIPLE = 8  # texts are cut to a multiple of it: few shapes
-CHARACTERS_A_TOKEN = 16  # captions are cut to so many: a tokenizer takes quadratic time on endless words
+TEXT_MULTIPLE = 8  # texts are cut to a multiple of it, for few different shapes
+CHARACTERS_PER_TOKEN = 16  # captions are cut before they are tokenized, which takes quadratic time in long words
 
 
 @dataclass(frozen=True)
 class LoaderSpec:
-    """All that the batches of a rank depend on, except the epoch.
+    """Everything that the batches of a rank depend on, except for the epoch.
 
     Arguments:
         shards: of all sources, in order.
         names: of the sources.
         shares: the wanted mix of a resampled epoch, by source; None for an exact pass.
-        samples: of an epoch, over all ranks, before the last batch is filled.
-        batches: of the rank, in an epoch.
-        shuffle: samples that wait in the shuffle buffers of the rank.
-        max_empty_shards: so many in a row without a usable sample end the run.
+        samples: per epoch, over all ranks, before the last batch is filled.
+        batches: per epoch, of the rank.
+        shuffle: samples in the shuffle buffers of the rank.
+        max_empty_shards: consecutive shards without a usable sample that stop the run.
         at_least, upright: see `decode_image`.
-        transform: image to tensor [3, H, W]; or image to image, where there is a normalization.
-        normalization: (mean, std) of pixels in [0, 1], [3, 1, 1] each.
+        transform: image to tensor [3, H, W], or image to image if there is a normalization.
+        normalization: mean and std of pixels in [0, 1], each [3, 1, 1].
         tokenizer: texts to token ids [N, L].
-        pad: the token id that texts are padded with, to cut texts; None leaves them whole.
+        pad: the token id that texts are padded with, to remove padding; None keeps it.
     """
 
     shards: tuple[Shard, ...]
@@ -78,7 +78,7 @@ class LoaderSpec:
 
     @property
     def kind(self) -> str:
-        """Of its epochs: random draws, an exact pass, or a walk over whole shards that were not counted."""
+        """The kind of its epochs: random draws, an exact pass, or a walk over whole shards that were not counted."""
         return "draws" if self.shares is not None else "pass" if self.counted else "walk"
 
     @property
@@ -86,11 +86,11 @@ class LoaderSpec:
         return all(shard.size is not None for shard in self.shards)
 
 
-class Rest(NamedTuple):
-    """What is left of an epoch that had begun with another seed, batch size or number of ranks.
+class RemainingEpoch(NamedTuple):
+    """The part that is left of an epoch that began with another seed, batch size or number of ranks.
 
     Arguments:
-        first: the batch of the epoch, in batches of now, that it begins with.
+        first: the index of its first batch, in batches of the present size.
     """
 
     epoch: int
@@ -105,7 +105,7 @@ class Batch(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """Why a run must end, in one sentence. A message, since an exception would arrive as a worker's traceback."""
+    """Why a run must stop, in one sentence. An exception would arrive as the traceback of a worker."""
 
     message: str
 
@@ -114,64 +114,60 @@ class Lane:
     """The batches of one lane in one epoch, from `first_batch` of the rank on.
 
     Arguments:
-        rest: what is left of the epoch, where it had begun otherwise.
+        rest: the remaining part of the epoch, if it began with other settings.
     """
 
-    def __init__(self, job: LoaderSpec, lane: int, epoch: int, first_batch: int, rest: "Rest | None" = None):
-        self._job, self._lane, self._epoch, self._rest = job, lane, epoch, rest
+    def __init__(self, spec: LoaderSpec, lane: int, epoch: int, first_batch: int, rest: "RemainingEpoch | None" = None):
+        self._spec, self._lane, self._epoch, self._rest = spec, lane, epoch, rest
         self.tally = Tally()
-        self._guard = Guard(job.max_empty_shards)
-        self._undecodable: set[tuple[int, str, str]] = set()
-        skip = lane_batches(first_batch - (rest.first if rest else 0), job.lanes, lane) * job.batch_size
+        self._guard = Guard(spec.max_empty_shards)
+        self._undecodable: set[tuple[bool, int, str, str]] = set()
+        skip = lane_batches(first_batch - (rest.first if rest else 0), spec.lanes, lane) * spec.batch_size
         self._feed = self._open(skip, first_batch)
 
-    def _open(self, skip: int, first_batch: int) -> ExactFeed | ResampledFeed | UncountedFeed:
-        job, size = self._job, buffer_size(self._job.shuffle, self._job.lanes)
-        if job.shares is not None:
-            # A resumed epoch goes on with fresh draws, else it would see the same samples again.
-            rng = random.Random(seed_for("draw", job.seed, self._epoch, job.rank, self._lane, first_batch))
-            shares = {number: share for number, share in enumerate(job.shares) if share}
-            shards = {number: [shard for shard in job.shards if shard.source == number] for number in shares}
-            visits = {number: endless_draws(shards[number], rng) for number in shares}
-            sizes = [min(round(size * shares[number]), _total(shards[number])) for number in shares]
+    def _open(self, skip: int, first_batch: int) -> Feed:
+        spec, size = self._spec, buffer_size(self._spec.shuffle, self._spec.lanes)
+        if spec.shares is not None:
+            # A resumed epoch continues with new draws. Otherwise it would see the same samples again.
+            rng = random.Random(seed_for("draw", spec.seed, self._epoch, spec.rank, self._lane, first_batch))
+            shares = {source: share for source, share in enumerate(spec.shares) if share}
+            shards = {source: [shard for shard in spec.shards if shard.source == source] for source in shares}
+            visits = {source: endless_draws(shards[source], rng) for source in shares}
+            sizes = [min(round(size * shares[source]), _total(shards[source])) for source in shares]
             return ResampledFeed(visits, list(shares.values()), sizes, self._reader, rng)
-        rng = random.Random(order_seed(job.seed, self._epoch, job.rank, self._lane))
-        if job.counted:
-            line: Line = self._rest.line if self._rest else ExactPass(job.shards, job.seed, self._epoch)
-            batches = job.batches - (self._rest.first if self._rest else 0)
+        rng = random.Random(order_seed(spec.seed, self._epoch, spec.rank, self._lane))
+        if spec.counted:
+            line: Line = self._rest.line if self._rest else ExactPass(spec.shards, spec.seed, self._epoch)
+            batches = spec.batches - (self._rest.first if self._rest else 0)
             begin, fresh_end = fresh_slice(
-                len(line), batches, job.lanes, self._lane, rank=job.rank, batch_size=job.batch_size
+                len(line), batches, spec.lanes, self._lane, rank=spec.rank, batch_size=spec.batch_size
             )
-            readers = self._reader(), self._reader(again=True)
-            return ExactFeed(line, begin, fresh_end, size, skip, *readers, self._tally, rng)
-        same = random.Random(seed_for("walk", job.seed, self._epoch))
-        part, parts = job.rank * job.lanes + self._lane, job.world_size * job.lanes
-        own, others = uncounted_walk(job.shards, same, part, parts)
-        feed = UncountedFeed(own, others, size, self._reader(), self._reader(again=True), self._tally, rng)
+            readers = self._reader(), self._reader(reread=True)
+            return ExactFeed(line, begin, fresh_end, size, skip, *readers, self.tally, rng)
+        same = random.Random(seed_for("walk", spec.seed, self._epoch))
+        part, parts = spec.rank * spec.lanes + self._lane, spec.world_size * spec.lanes
+        own, others = uncounted_walk(spec.shards, same, part, parts)
+        feed = UncountedFeed(own, others, size, self._reader(), self._reader(reread=True), self.tally, rng)
         feed.take_batch(skip)
         return feed
 
-    def _reader(self, again: bool = False) -> Reader:
-        return Reader(self._tally, self._guard, self._job.retries, again)
+    def _reader(self, reread: bool = False) -> Reader:
+        return Reader(self.tally, self._guard, self._spec.retries, reread)
 
-    def _tally(self) -> Tally:
-        return self.tally
-
-    def next(self, number: int) -> Batch:
-        """Batch `number` of the rank."""
-        job, images, captions = self._job, [], []
-        samples = self._feed.take_batch(job.batch_size)
-        with _seeded(seed_for("transform", job.seed, self._epoch, job.rank, number)):
+    def next(self, index: int) -> Batch:
+        """The batch of that index in the rank's epoch."""
+        spec, images, captions = self._spec, [], []
+        samples = self._feed.take_batch(spec.batch_size)
+        with _seeded(seed_for("transform", spec.seed, self._epoch, spec.rank, index)):
             for taken in samples:
                 sample, image = self._usable(taken)
                 images.append(image)
-                captions.append(sample.caption[: CHARACTERS_A_TOKEN * job.context_length])
+                captions.append(sample.caption[: CHARACTERS_PER_TOKEN * spec.context_length])
                 self.tally.used[sample.source] += 1
-        texts = job.tokenizer(captions)
-        if job.pad is not None:
-            texts = cut_texts(texts, job.pad)
-        tally, self.tally = self.tally, Tally()
-        return Batch(default_collate(images), texts, tally)  # in a worker, into shared memory at once
+        texts = spec.tokenizer(captions)
+        if spec.pad is not None:
+            texts = cut_texts(texts, spec.pad)
+        return Batch(default_collate(images), texts, self.tally.take())  # in a worker, into shared memory at once
 
     def _usable(self, taken: Sample | None) -> tuple[Sample, Tensor]:
         """A sample with its transformed image, or another that stands in for it."""
@@ -186,22 +182,26 @@ class Lane:
             attempt += 1
 
     def _decode(self, sample: Sample) -> Tensor | None:
-        job, image, cause = self._job, None, defects.UNFIT_IMAGE
-        if (sample.visit, sample.shard, sample.key) in self._undecodable:  # it stood in for another before
+        spec, image, cause = self._spec, None, defects.UNFIT_IMAGE
+        identity = (sample.reread, sample.visit, sample.shard, sample.key)
+        if identity in self._undecodable:  # it stood in for another before
             return None
         try:
-            options: dict[str, Any] = {"at_least": job.at_least, "max_pixels": job.max_pixels, "upright": job.upright}
-            image = job.transform(decode_image(sample.image, **options))
-            if job.normalization is not None:
-                image = to_tensor(image, job.normalization)
+            options: dict[str, Any] = {
+                "at_least": spec.at_least,
+                "max_pixels": spec.max_pixels,
+                "upright": spec.upright,
+            }
+            image = spec.transform(decode_image(sample.image, **options))
+            if spec.normalization is not None:
+                image = to_tensor(image, spec.normalization)
         except BadImage as error:
             cause = error.cause
         except Exception:  # a transform that cannot take this image, such as one of a single row
             pass
         if image is None:
-            self._undecodable.add((sample.visit, sample.shard, sample.key))
-            once = int(sample.visit > 0)  # else it is read again, and was counted the first time
-            self.tally.note(sample.source, cause, once, f"{label(sample.shard)} {shown(sample.key)}")
+            self._undecodable.add(identity)
+            self.tally.note(sample.source, cause, int(not sample.reread), f"{label(sample.shard)} {shown(sample.key)}")
         self._guard.decoded(sample, image is not None)
         return image
 
@@ -210,21 +210,21 @@ class Lane:
 
 
 def _total(shards: list[Shard]) -> int:
-    """Samples of all; without counts, more than any buffer holds."""
+    """The samples of all shards; without counts, more than any buffer holds."""
     return sum(shard.size.samples if shard.size else sys.maxsize for shard in shards)
 
 
 def to_tensor(image: Any, normalization: tuple[Tensor, Tensor]) -> Tensor:
-    """An RGB image to [3, H, W], pixels in [0, 1] normalised by (mean, std): one pass less than step by step."""
+    """An RGB image to [3, H, W], with pixels in [0, 1] normalized by (mean, std), in fewer passes than step by step."""
     mean, std = normalization
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
     return torch.empty(pixels.shape).copy_(pixels).mul_(1 / (255 * std)).add_(-mean / std)
 
 
 def cut_texts(texts: Tensor, pad: int) -> Tensor:
-    """Token ids [N, L] without the columns that are padding in every row, L rounded up to a multiple of 8.
+    """Token ids [N, L] without the last columns that are padding in every row. L becomes a multiple of 8.
 
-    Under a causal mask nothing that a text's tokens compute depends on what follows them.
+    With a causal mask, the features of a text do not depend on the tokens after it.
     """
     used = (texts != pad).any(dim=0).nonzero()
     length = int(used[-1]) + 1 if len(used) else 1
@@ -234,7 +234,7 @@ def cut_texts(texts: Tensor, pad: int) -> Tensor:
 
 @contextlib.contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Random numbers of the transforms from `seed`; without workers this is the training process: leave no trace."""
+    """Seed the random numbers of the transforms, and restore them: without workers this is the training process."""
     python, arrays = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -247,24 +247,24 @@ def _seeded(seed: int) -> Iterator[None]:
             np.random.set_state(arrays)
 
 
-def lane_of(number: int, job: LoaderSpec, rest: Rest | None) -> int:
-    """The lane that batch `number` of a rank's epoch comes from."""
-    return (number - (rest.first if rest else 0)) % job.lanes
+def lane_of(index: int, spec: LoaderSpec, rest: RemainingEpoch | None) -> int:
+    """The lane that a batch of a rank's epoch comes from, by the batch's index."""
+    return (index - (rest.first if rest else 0)) % spec.lanes
 
 
 class WorkerBatches(IterableDataset):
-    """The batches of one worker: those of the lanes that are its own, in the order of the epoch."""
+    """The batches of one worker: those of its lanes, in the order of the epoch."""
 
     def __init__(
         self,
-        job: LoaderSpec,
+        spec: LoaderSpec,
         worker: int,
         workers: int,
         position: Callable[[], tuple[int, int]],
-        rest: Rest | None = None,
+        rest: RemainingEpoch | None = None,
     ):
-        """`position` gives the epoch and the batch to begin with, as the training process has set them."""
-        self._job, self._worker, self._workers, self._position = job, worker, workers, position
+        """`position` returns the epoch and its first batch, as set by the training process."""
+        self._spec, self._worker, self._workers, self._position = spec, worker, workers, position
         self._rest = rest
 
     def __iter__(self) -> Iterator[Batch | Failure]:
@@ -272,17 +272,17 @@ class WorkerBatches(IterableDataset):
         rest = self._rest if self._rest and self._rest.epoch == epoch else None
         lanes: dict[int, Lane] = {}
         try:
-            for number in range(first_batch, self._job.batches):
-                lane = lane_of(number, self._job, rest)
+            for index in range(first_batch, self._spec.batches):
+                lane = lane_of(index, self._spec, rest)
                 if lane % self._workers == self._worker:
                     if lane not in lanes:
-                        lanes[lane] = Lane(self._job, lane, epoch, first_batch, rest)
-                    yield lanes[lane].next(number)
+                        lanes[lane] = Lane(self._spec, lane, epoch, first_batch, rest)
+                    yield lanes[lane].next(index)
         except NothingUsable as error:
             tally = Tally()
             for opened in lanes.values():
                 tally.add(opened.tally)
-            yield Failure(_nothing_usable(self._job.names, error, tally))
+            yield Failure(_nothing_usable(self._spec.names, error, tally))
         finally:
             for opened in lanes.values():
                 opened.close()
@@ -291,9 +291,9 @@ class WorkerBatches(IterableDataset):
 def _nothing_usable(names: tuple[str, ...], error: NothingUsable, tally: Tally) -> str:
     name = names[error.source]
     found = ", ".join(
-        f"{cause} (first: {where})" for (number, cause), where in tally.first.items() if number == error.source
+        f"{cause} (first: {where})" for (source, cause), where in tally.first.items() if source == error.source
     )
     return (
-        f"--train-data: source '{name}' gave nothing usable in {error.shards} shards in a row: "
+        f"--train-data: source '{name}' has no usable sample in {error.shards} consecutive shards: "
         f"{found or 'no samples'}; run `pcmepp data check` on it, or raise --train-data-max-empty-shards."
     )

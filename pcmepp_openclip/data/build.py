@@ -1,4 +1,4 @@
-"""Arguments to the DataInfo that open_clip's training loop takes."""
+"""A `DataSpec` to the DataInfo that open_clip's training loop takes."""
 
 import argparse
 import copy
@@ -7,95 +7,107 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ..system.redact import real, redact, redact_logs
+from ..system.redact import redact, redact_logs
 from .batches import LoaderSpec
 from .loader import Loader, TallyReducer
 from .plan import Shard, lane_count
-from .spec import DataSpec, is_ours, resolve
+from .spec import DataSpec
 
 
 def get_data(
-    stock: Callable, args: argparse.Namespace, preprocess_fns: Any, epoch: int = 0, tokenizer: Any = None
+    stock: Callable,
+    spec: DataSpec,
+    args: argparse.Namespace,
+    preprocess_fns: Any,
+    epoch: int = 0,
+    tokenizer: Any = None,
 ) -> dict[str, Any]:
     """open_clip's `get_data`, with webdataset shards for training read by this package.
 
     Arguments:
         stock: `open_clip_train.data.get_data`, for everything else.
+        spec: the training data, and the original text of arguments that are redacted in `args`.
     """
     rest = copy.copy(args)
-    rest.val_data = real(getattr(args, "val_data", None))
-    if (rest.val_data or "") != redact(rest.val_data or ""):
+    rest.train_data, rest.val_data = spec.flags.train_data, spec.flags.val_data
+    if any(text and redact(text) != text for text in (rest.train_data, rest.val_data)):
         redact_logs()  # open_clip quotes the URL of a shard that fails
-    if not is_ours(args):
-        return stock(rest, preprocess_fns, epoch=epoch, tokenizer=tokenizer)
-    rest.train_data = None
-    ours = {"train": train_data(args, preprocess_fns[0], epoch, tokenizer)}
+    ours = {}
+    if spec.sources:
+        rest.train_data = None
+        ours["train"] = train_data(spec, preprocess_fns[0], epoch, tokenizer, rank=args.rank, ranks=args.world_size)
     return {**ours, **stock(rest, preprocess_fns, epoch=epoch, tokenizer=tokenizer)}
 
 
-def train_data(args: argparse.Namespace, transform: Any, epoch: int, tokenizer: Any) -> Any:
-    from ..host import data as host_data
+def train_data(spec: DataSpec, transform: Any, epoch: int, tokenizer: Any, *, rank: int, ranks: int) -> Any:
+    from ..host import data as host_data  # imports pandas, which commands other than training do without
 
-    setup = resolve(args)
-    job = make_job(args, setup, transform, tokenizer)
-    if args.rank == 0:
-        _announce(setup, job)
+    loader_spec = make_loader_spec(spec, transform, tokenizer, rank=rank, ranks=ranks)
+    if rank == 0:
+        _announce(spec, loader_spec)
     position = host_data.Position(epoch)
-    loader = Loader(job, args.workers, position, max_bad=args.train_data_max_bad_fraction, gather=TallyReducer())
+    max_bad = spec.flags.train_data_max_bad_fraction
+    loader = Loader(loader_spec, spec.flags.workers, position, max_bad=max_bad, gather=TallyReducer())
     return host_data.TrainData(dataloader=loader, shared_epoch=position.epoch, position=position)
 
 
-def make_job(args: argparse.Namespace, setup: DataSpec, transform: Any, tokenizer: Any) -> LoaderSpec:
+def make_loader_spec(spec: DataSpec, transform: Any, tokenizer: Any, *, rank: int, ranks: int) -> LoaderSpec:
     from ..host import data as host_data
 
+    flags = spec.flags
     shards = tuple(
-        Shard(number, shard, sizes[i] if sizes else None)
-        for number, (source, sizes) in enumerate(zip(setup.sources, setup.sizes, strict=True))
+        Shard(source_id, shard, sizes[i] if sizes else None)
+        for source_id, (source, sizes) in enumerate(zip(spec.sources, spec.sizes, strict=True))
         for i, shard in enumerate(source.shards)
     )
-    batches = math.ceil(setup.samples / (args.batch_size * args.world_size))
-    uncut = setup.shares is None and any(shard.size is None for shard in shards)
-    if uncut:  # whole shards only: a line needs all counts
+    batches = math.ceil(spec.samples / (flags.batch_size * ranks))
+    uncounted = spec.shares is None and any(shard.size is None for shard in shards)
+    if uncounted:  # whole shards only: a line needs all counts
         shards = tuple(shard._replace(size=None) for shard in shards)
-    cut = not args.no_trim_captions and host_data.takes_cut_texts(args.model)
+    trim = not flags.no_trim_captions and host_data.takes_cut_texts(flags.model)
+    min_side = host_data.input_size(flags.model, flags.force_image_size) if flags.train_data_reduced_decoding else None
     transform, normalization = host_data.split_transform(transform)
     empty = tokenizer([""])[0]  # begins with its tokens, ends with padding
     return LoaderSpec(
         shards=shards,
-        names=tuple(source.name for source in setup.sources),
-        shares=None if setup.shares is None else tuple(setup.shares),
-        seed=args.seed,
-        rank=args.rank,
-        world_size=args.world_size,
-        batch_size=args.batch_size,
-        samples=setup.samples,
+        names=tuple(source.name for source in spec.sources),
+        shares=None if spec.shares is None else tuple(spec.shares),
+        seed=flags.seed,
+        rank=rank,
+        world_size=ranks,
+        batch_size=flags.batch_size,
+        samples=spec.samples,
         batches=batches,
-        lanes=lane_count(batches, args.workers, len(shards) // args.world_size if uncut else None),
-        shuffle=args.train_data_shuffle_buffer,
-        retries=args.train_data_retries,
-        max_empty_shards=args.train_data_max_empty_shards,
-        max_pixels=args.train_data_max_pixels,
-        at_least=host_data.input_size(args.model, args.force_image_size) if args.train_data_reduced_decoding else None,
-        upright=args.train_data_exif_orientation,
+        lanes=lane_count(batches, flags.workers, len(shards) // ranks if uncounted else None),
+        shuffle=flags.train_data_shuffle_buffer,
+        retries=flags.train_data_retries,
+        max_empty_shards=flags.train_data_max_empty_shards,
+        max_pixels=flags.train_data_max_pixels,
+        at_least=min_side,
+        upright=flags.train_data_exif_orientation,
         transform=transform,
         normalization=normalization,
         tokenizer=tokenizer,
         context_length=len(empty),
-        pad=int(empty[-1]) if cut else None,
+        pad=int(empty[-1]) if trim else None,
     )
 
 
-def _announce(setup: DataSpec, job: LoaderSpec) -> None:
-    for number, (source, sizes) in enumerate(zip(setup.sources, setup.sizes, strict=True)):
-        counted = "not counted" if sizes is None else f"{sum(size.samples for size in sizes)} usable samples"
-        share = "" if setup.shares is None else f", {100 * setup.shares[number]:.2f} % of the samples wanted"
+def _announce(spec: DataSpec, loader: LoaderSpec) -> None:
+    for source, total in zip(spec.sources, spec.totals, strict=True):
+        counted = "not counted" if total is None else f"{total} usable samples"
+        share = "" if spec.shares is None else f", {100 * spec.source_shares[source.name]:.2f} % of the samples wanted"
         logging.info("Data: %s: %d shards, %s%s", source.name, len(source.shards), counted, share)
-    delivered = job.batches * job.batch_size * job.world_size
-    if setup.shares is not None:
-        logging.info("Data: resampled epochs of %d samples", delivered)
-    elif job.counted:
-        usable = sum(shard.size.samples for shard in job.shards if shard.size)
+    delivered = loader.batches * loader.batch_size * loader.world_size
+    if spec.shares is not None:
+        logging.info("Data: resampled epochs of %d samples each", delivered)
+    elif loader.counted:
+        usable = sum(shard.size.samples for shard in loader.shards if shard.size)
         again = max(0, delivered - usable)
-        logging.info("Data: exact passes over %d samples; %d are seen again to fill the last batch", usable, again)
+        logging.info(
+            "Data: exact passes over %d samples; %d of them are seen twice to fill the last batch", usable, again
+        )
     else:
-        logging.info("Data: passes over whole shards, only about exact, since not all shards are counted")
+        logging.info(
+            "Data: passes over whole shards, which are only approximately exact, since not all shards are counted"
+        )

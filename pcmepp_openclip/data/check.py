@@ -1,34 +1,18 @@
-"""What can be known of the training data in seconds, before a model is built. One sentence for each mistake."""
+"""What can be known about the training data in seconds, before a model is built. One sentence per mistake."""
 
-import argparse
 import os.path
 
-from ..system.redact import real
 from . import defects
 from .count import ShardCount, count_shard
 from .shards import IMAGE_SUFFIXES
-from .sources import Source, kind, label, local_path, parse_sources, shown
-from .spec import is_ours, resolve
+from .sources import Source, kind, label, local_path, shown
 
-FIRST_SAMPLES = 20  # of a shard, looked at
-FIRST_SHARDS = 3  # tried where the first cannot be read
-
-
-def check_data(args: argparse.Namespace) -> None:
-    """ValueError if training on these arguments could not work. Meant for one rank; csv and the like pass."""
-    if not is_ours(args):
-        return
-    text = real(args.train_data)
-    assert text
-    sources = parse_sources(text)
-    for source in sources:
-        check_source(source, args.train_data_max_pixels, min(2, args.train_data_retries))
-    resolve(args)
-    if not args.dataset_resampled:
-        check_shards(sum(len(source.shards) for source in sources), args.workers, args.world_size)
+FIRST_SAMPLES = 20  # that are decoded per shard
+FIRST_SHARDS = 3  # that are tried until one can be read
 
 
 def check_shards(shards: int, workers: int, ranks: int) -> None:
+    """ValueError if there are too few shards for an exact pass."""
     if shards < max(1, workers) * ranks:
         raise ValueError(
             f"--workers {workers} on {ranks} rank{'s' * (ranks > 1)} would need at least {max(1, workers) * ranks} "
@@ -39,7 +23,7 @@ def check_shards(shards: int, workers: int, ranks: int) -> None:
 
 
 def check_source(source: Source, max_pixels: int, retries: int = 2) -> None:
-    """Does it exist, and does its first shard hold images and texts?"""
+    """ValueError if no shard exists, or if the first ones hold no pairs of image and caption."""
     shards = list(source.shards)
     if all(kind(shard) == "local" for shard in shards):
         shards = [shard for shard in shards if os.path.exists(local_path(shard))]
@@ -50,7 +34,7 @@ def check_source(source: Source, max_pixels: int, retries: int = 2) -> None:
             )
     looked: list[ShardCount] = []
     for shard in shards[:FIRST_SHARDS]:
-        looked.append(count_shard(shard, max_pixels, retries, most=FIRST_SAMPLES))
+        looked.append(count_shard(shard, max_pixels, retries, limit=FIRST_SAMPLES))
         if looked[-1].usable:
             return
     raise ValueError(f"--train-data: {_what_is_wrong(source, looked)}")
@@ -69,6 +53,6 @@ def _what_is_wrong(source: Source, looked: list[ShardCount]) -> str:
         found = ", ".join(f".{shown(suffix)}" for suffix in sorted(first.suffixes)[:20])
         return (
             f"source '{source.name}' needs .txt and one of .{', .'.join(IMAGE_SUFFIXES)}, but {where} hold {found} "
-            f"({cause}): write the shards anew with those names, or choose others."
+            f"({cause}): write the shards again with these suffixes, or choose others."
         )
-    return f"source '{source.name}' has nothing usable in {where}: {len(indices)} have '{cause}'; look at that shard."
+    return f"source '{source.name}' has nothing usable in {where}: {len(indices)} have '{cause}'; inspect that shard."

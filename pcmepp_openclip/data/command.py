@@ -1,4 +1,4 @@
-"""`pcmepp data count PATTERN` and `pcmepp data check PATTERN`: know the shards before training on them.
+"""Inspect webdataset shards before training on them.
 
 pcmepp data count '/data/cc3m/{00000..00331}.tar'
 pcmepp data count 'cc3m=https://host/cc3m/{00000..00331}.tar' --output cc3m.sizes.json
@@ -9,9 +9,10 @@ import argparse
 import os
 from pathlib import Path
 
+from ..system.files import check_folder
 from .arguments import positive_number, whole_number
 from .check import check_shards, check_source
-from .count import check_places, count_source, summary_lines, write_counts
+from .count import check_places, count_source, shard_table, summary_lines, write_counts, write_table
 from .decode import MAX_PIXELS
 from .sizes import count_command, read_sizes
 from .sources import label, parse_sources
@@ -22,24 +23,32 @@ def main(argv: list[str]) -> int:
         prog="pcmepp data", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="count|check")
-    count = commands.add_parser("count", help="read every shard, write sizes.json and a report beside them")
-    count.add_argument("--output", type=Path, help="write here instead; for shards that have no writable folder")
-    check = commands.add_parser("check", help="say in seconds what would stop a training run")
-    check.add_argument("--full", action="store_true", help="read every shard to its end")
-    check.add_argument("--ranks", type=positive_number, default=1, help="processes that will train (default: 1)")
+    count = commands.add_parser("count", help="read every shard, and write sizes.json and a report next to them")
+    count.add_argument("--output", type=Path, help="where to write sizes.json, for shards without a writable folder")
+    count.add_argument(
+        "--table", type=_table_path, metavar="FILE", help="also write a table with one row per shard: .csv or .html"
+    )
+    check = commands.add_parser("check", help="find in seconds what would stop a training run")
+    check.add_argument("--full", action="store_true", help="read every shard completely, and compare with sizes.json")
+    check.add_argument("--ranks", type=positive_number, default=1, help="training processes (default: 1)")
     check.add_argument("--dataset-resampled", action="store_true", help="as in training")
     for command in (count, check):
-        command.add_argument("pattern", help="what --train-data takes")
+        command.add_argument("pattern", help="shards, in the format of --train-data")
         command.add_argument(
             "--workers",
             type=positive_number if command is count else whole_number,
             default=(os.cpu_count() or 1) if command is count else 4,
-            help="processes that read" if command is count else "of each training process (default: 4)",
+            help="reading processes (default: all cores)" if command is count else "per training process (default: 4)",
         )
         command.add_argument(
-            "--max-pixels", type=positive_number, default=MAX_PIXELS, help="of an image (default: 64 million)"
+            "--max-pixels",
+            type=positive_number,
+            default=MAX_PIXELS,
+            help="largest image that is decoded (default: 64 million)",
         )
-        command.add_argument("--retries", type=whole_number, default=5, help="of a broken connection (default: 5)")
+        command.add_argument(
+            "--retries", type=whole_number, default=5, help="attempts to resume a broken connection (default: 5)"
+        )
     args = parser.parse_args(argv)
     return run_count(args) if args.command == "count" else run_check(args)
 
@@ -47,17 +56,30 @@ def main(argv: list[str]) -> int:
 def run_count(args: argparse.Namespace) -> int:
     sources = parse_sources(args.pattern, "PATTERN")
     if args.output and len(sources) > 1:
-        raise ValueError("--output is for one source: count them one by one.")
+        raise ValueError("--output takes the counts of one source: count the sources one by one.")
     for source in sources:
         check_places(source, args.output)
-    unreadable = 0
+    if args.table:
+        check_folder(args.table.parent, "--table")
+    unreadable, tables = 0, []
     for source in sources:
         counts = count_source(source, args.workers, args.max_pixels, args.retries)
         print("\n".join(summary_lines(source, counts)))
+        if args.table:
+            tables.append(shard_table(source, counts))
         for path in write_counts(source, counts, args.output):
-            print(f"  written: {path}")
+            print(f"  wrote {path}")
         unreadable += sum(count.cause is not None for count in counts)
+    if args.table:
+        write_table(tables, args.table)
+        print(f"Wrote {args.table}")
     return 1 if unreadable else 0
+
+
+def _table_path(text: str) -> Path:
+    if not text.endswith((".csv", ".html")):
+        raise argparse.ArgumentTypeError("must end in .csv or .html")
+    return Path(text)
 
 
 def run_check(args: argparse.Namespace) -> int:
@@ -73,7 +95,7 @@ def run_check(args: argparse.Namespace) -> int:
             print(f"{source.name}: {len(source.shards)} shards, not counted: run `{count_command(source)}`")
         else:
             samples = sum(size.samples for size in sizes)
-            print(f"{source.name}: {len(source.shards)} shards, {samples} usable samples by sizes.json")
+            print(f"{source.name}: {len(source.shards)} shards, {samples} usable samples according to sizes.json")
         if args.full:
             counts = count_source(source, os.cpu_count() or 1, args.max_pixels, args.retries)
             print("\n".join(summary_lines(source, counts)))
@@ -81,5 +103,5 @@ def run_check(args: argparse.Namespace) -> int:
             for size, found in zip(sizes or (), counts, strict=False):
                 if size.samples != found.usable:
                     bad += 1
-                    print(f"  {label(found.shard)}: sizes.json says {size.samples}, found are {found.usable}")
+                    print(f"  {label(found.shard)}: sizes.json says {size.samples}, but {found.usable} are usable")
     return 1 if bad else 0

@@ -1,4 +1,4 @@
-"""`pcmepp data count`: read shards once, in parallel, and write down what is in them."""
+"""`pcmepp data count`: read all shards once, in parallel, and record what they hold."""
 
 import concurrent.futures
 import concurrent.futures.process
@@ -7,33 +7,40 @@ import json
 import multiprocessing
 import os
 import signal
-import statistics
 import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from ..system.files import write_whole
 from ..system.processes import end_children
 from . import defects
 from .decode import BadImage, decode_image, open_image
 from .shards import IMAGE_SUFFIXES, TEXT_SUFFIX, ShardError, find_fault, read_groups
-from .sizes import SIZES, folder_of, merge_json, report_path, writable, write_json
+from .sizes import SIZES, OffsetRecorder, folder_of, merge_json, report_path, writable, write_json
 from .sources import Source, label, shard_key, shown
 
-PROBE_BYTES = 256  # for a shard, about what its entries in sizes.json and the report take
+if TYPE_CHECKING:
+    import pandas
+
+PROBE_BYTES = 1024  # per shard: at most about what its entries in sizes.json and the report take
 SMALLEST_DECODING = 1  # the codec's smallest scale: damage shows at any
 
 
 @dataclass
 class ShardCount:
-    """What a shard holds.
+    """The content of a shard.
 
     Arguments:
         unusable: indices of groups by cause.
-        problem: why it could not be read to its end, if so; then all that follows is unknown.
-        sides: shorter sides of the usable images. words: numbers of words of the usable captions.
+        problem, cause: why it could not be read to its end, if so. What follows is then unknown.
+        sides: shorter sides of the usable images.
+        words: per usable caption.
         suffixes: of all members.
+        offsets: where groups begin, in a tar that can be entered there.
     """
 
     shard: str
@@ -45,14 +52,15 @@ class ShardCount:
     sides: list[int] = field(default_factory=list)
     words: list[int] = field(default_factory=list)
     suffixes: Counter[str] = field(default_factory=Counter)
+    offsets: OffsetRecorder = field(default_factory=OffsetRecorder)
 
     @property
     def usable(self) -> int:
         return self.samples - sum(map(len, self.unusable.values()))
 
 
-def count_shard(shard: str, max_pixels: int, retries: int = 5, most: int | None = None) -> ShardCount:
-    """Read a shard as training would, every image decoded; only its first `most` samples if given."""
+def count_shard(shard: str, max_pixels: int, retries: int = 5, limit: int | None = None) -> ShardCount:
+    """Read a shard as training would and decode every image, up to `limit` samples."""
     count = ShardCount(shard)
     groups = read_groups(shard, lambda *_: None, retries=retries)
     try:
@@ -60,6 +68,8 @@ def count_shard(shard: str, max_pixels: int, retries: int = 5, most: int | None 
             count.samples += 1
             count.bytes += sum(len(data) for data in group.members.values() if data)
             count.suffixes.update(list(group.members))
+            if group.offset is not None:
+                count.offsets.add(group.index, group.offset)
             cause = find_fault(group)
             if cause is None:
                 image = next(data for suffix in IMAGE_SUFFIXES if (data := group.members.get(suffix)) is not None)
@@ -71,8 +81,8 @@ def count_shard(shard: str, max_pixels: int, retries: int = 5, most: int | None 
                 except BadImage as error:
                     cause = error.cause
             if cause is not None:
-                count.unusable.setdefault(cause, []).append(group.number)
-            if count.samples == most:
+                count.unusable.setdefault(cause, []).append(group.index)
+            if count.samples == limit:
                 break
     except ShardError as error:
         count.cause = error.cause if count.samples or error.cause != defects.TRUNCATED_SHARD else defects.NOT_A_TAR
@@ -85,7 +95,7 @@ def count_shard(shard: str, max_pixels: int, retries: int = 5, most: int | None 
 def count_source(
     source: Source, workers: int, max_pixels: int, retries: int = 5, progress: bool = True
 ) -> list[ShardCount]:
-    """All shards of a source, in order."""
+    """Count all shards of a source, and return the counts in order."""
     from tqdm import tqdm
 
     context = multiprocessing.get_context("fork")  # spares each worker the import of open_clip
@@ -100,7 +110,7 @@ def count_source(
             return [future.result() for future in futures]
         except concurrent.futures.process.BrokenProcessPool:
             raise ValueError(
-                f"A process that counted '{source.name}' was killed, perhaps for its memory: give fewer --workers."
+                f"A process that counted '{source.name}' was killed, perhaps for lack of memory: use fewer --workers."
             ) from None
         except KeyboardInterrupt:  # else what they read now would be waited for
             end_children()
@@ -112,7 +122,7 @@ def _deaf_to_ctrl_c() -> None:
 
 
 def report(counts: list[ShardCount]) -> dict[str, Any]:
-    """The report of a source, or of a folder of it, as JSON."""
+    """The report of a source, or of one of its folders, for JSON."""
     lost = Counter({cause: 0 for count in counts for cause in count.unusable})
     for count in counts:
         lost.update({cause: len(indices) for cause, indices in count.unusable.items()})
@@ -130,6 +140,8 @@ def report(counts: list[ShardCount]) -> dict[str, Any]:
                 "usable": count.usable,
                 "unusable": count.unusable,
                 "bytes": count.bytes,
+                "stride": count.offsets.stride,
+                "offsets": count.offsets.offsets,
             }
             for count in counts
         },
@@ -139,22 +151,52 @@ def report(counts: list[ShardCount]) -> dict[str, Any]:
 def _spread(values: list[int]) -> dict[str, float] | None:
     if not values:
         return None
-    values = sorted(values)
-    return {
-        "least": values[0],
-        "5%": values[len(values) // 20],
-        "median": statistics.median(values),
-        "95%": values[-1 - len(values) // 20],
-        "most": values[-1],
-    }
+    quantiles = np.quantile(values, [0, 0.05, 0.5, 0.95, 1]).tolist()
+    return dict(zip(("min", "5%", "median", "95%", "max"), quantiles, strict=True))
+
+
+def shard_table(source: Source, counts: list[ShardCount]) -> "pandas.DataFrame":
+    """One row per shard: samples, usable ones, lost ones by cause, bytes, medians of its images and captions."""
+    import pandas
+
+    rows = [
+        {
+            "source": source.name,
+            "shard": shard_key(count.shard),
+            "samples": count.samples,
+            "usable": count.usable,
+            **{cause: len(indices) for cause, indices in count.unusable.items()},
+            "bytes": count.bytes,
+            "median_shorter_side_pixels": np.median(count.sides) if count.sides else None,
+            "median_caption_words": np.median(count.words) if count.words else None,
+            "problem": f"{count.cause}: {count.problem}" if count.cause else "",
+        }
+        for count in counts
+    ]
+    table = pandas.DataFrame(rows)
+    causes = sorted({cause for count in counts for cause in count.unusable})
+    table[causes] = table[causes].fillna(0).astype(int)
+    first = ["source", "shard", "samples", "usable"]
+    return table[[*first, *causes, *(name for name in table.columns if name not in (*first, *causes))]]
+
+
+def write_table(tables: "list[pandas.DataFrame]", path: Path) -> None:
+    """All tables as one file, of the kind that its name says; ValueError if it cannot be written."""
+    import pandas
+
+    table = pandas.concat(tables, ignore_index=True)
+    causes = [name for name in table.columns if not all(name in part.columns for part in tables)]
+    table[causes] = table[causes].fillna(0).astype(int)
+    write = {".csv": table.to_csv, ".html": table.to_html}[path.suffix]
+    write_whole(path, lambda temporary: write(temporary, index=False))
 
 
 def check_places(source: Source, output: Path | None) -> None:
-    """ValueError if the counts of a source could not be written: better said before the work than after it."""
+    """ValueError if the counts of a source could not be written. It is called before the work, not after it."""
     for place, shards in _places(source, output).items():
         keys = [shard_key(shard) for shard in shards]
         if len(set(keys)) != len(keys):
-            raise ValueError(f"{place} cannot hold two shards of the same name: count their folders one by one.")
+            raise ValueError(f"{place} cannot hold two shards with the same name: count their folders one by one.")
         if not place.parent.is_dir():
             raise ValueError(f"There is no folder {place.parent} to write {place.name} to.")
         probe = place.with_name(f"{place.name}.{os.getpid()}.probe")
@@ -173,10 +215,10 @@ def check_places(source: Source, output: Path | None) -> None:
 
 
 def _places(source: Source, output: Path | None) -> dict[Path, list[str]]:
-    """The sizes.json of a source, with the shards in each."""
+    """The sizes.json files of a source, and the shards of each."""
     if output is None and not all(writable(shard) for shard in source.shards):
         raise ValueError(
-            f"There is no folder to write to beside the shards of '{source.name}': add --output "
+            f"There is no folder to write to next to the shards of '{source.name}': add --output "
             f"{source.name}.sizes.json, and pass that to training with --train-data-sizes."
         )
     places: dict[Path, list[str]] = {}
@@ -186,9 +228,9 @@ def _places(source: Source, output: Path | None) -> dict[Path, list[str]]:
 
 
 def write_counts(source: Source, counts: list[ShardCount], output: Path | None) -> list[Path]:
-    """sizes.json and its report beside the shards, folder by folder; or in one file for shards without a folder.
+    """Write sizes.json and its report next to the shards of each folder, or to `output`.
 
-    What cannot be written there after all is kept elsewhere; the ValueError says where.
+    Counts that cannot be written there after all are kept elsewhere; the ValueError says where.
     """
     places = _places(source, output)
     of_shard = {count.shard: count for count in counts}
@@ -199,7 +241,8 @@ def write_counts(source: Source, counts: list[ShardCount], output: Path | None) 
         try:
             _write(place, found)
         except (OSError, ValueError) as error:
-            problem = problem or f"{place} could not be written ({getattr(error, 'strerror', None) or error})"
+            reason = getattr(error, "strerror", None) or getattr(error.__cause__, "strerror", None) or error
+            problem = problem or f"{place} could not be written ({reason})"
             kept.append(_keep(f"{source.name}{f'.{len(kept)}' if kept else ''}.{SIZES}", found))
     if kept:
         raise ValueError(
@@ -220,9 +263,9 @@ def _write(place: Path, counts: list[ShardCount]) -> None:
 
 
 def _keep(name: str, counts: list[ShardCount]) -> Path:
-    """The counts in a new folder: here, or among the temporary files."""
+    """Write the counts to a new folder, here or among the temporary files."""
     for where in (os.getcwd(), tempfile.gettempdir(), "/dev/shm"):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             place = Path(tempfile.mkdtemp(prefix="pcmepp-counts-", dir=where)) / name
             _write(place, counts)
             return place
@@ -231,17 +274,22 @@ def _keep(name: str, counts: list[ShardCount]) -> Path:
 
 
 def summary_lines(source: Source, counts: list[ShardCount]) -> list[str]:
-    """The report for people."""
+    """The report as text."""
     found = report(counts)
     out = [f"{source.name}: {found['usable']} usable pairs of {found['samples']} samples in {len(counts)} shards"]
-    out += [f"  not usable: {number} {cause}" for cause, number in found["unusable"].items()]
+    out += [f"  unusable: {lost} {cause}" for cause, lost in found["unusable"].items()]
     for count in [count for count in counts if count.cause is not None][:10]:
         out.append(f"  {count.cause}, {count.usable} pairs before that: {count.problem or label(count.shard)}")
     out.append(f"  {found['bytes'] / 1e6:.1f} MB")
-    for what, key in (("shorter side of images, pixels", "shorter_side_pixels"), ("caption, words", "caption_words")):
+    for what, key in (
+        ("shorter side of the images in pixels", "shorter_side_pixels"),
+        ("words per caption", "caption_words"),
+    ):
         if found[key]:
             out.append(f"  {what}: " + ", ".join(f"{name} {value:g}" for name, value in found[key].items()))
     if not found["usable"] and found["samples"]:
         suffixes = sorted({shown(suffix) for count in counts for suffix in count.suffixes})[:20]
-        out.append(f"  found are .{', .'.join(suffixes)}; needed are .txt and one of .{', .'.join(IMAGE_SUFFIXES)}")
+        out.append(
+            f"  the suffixes are .{', .'.join(suffixes)}; required are .txt and one of .{', .'.join(IMAGE_SUFFIXES)}"
+        )
     return out

@@ -1,4 +1,4 @@
-"""Image bytes to an RGB image of bearable size, or the cause why not."""
+"""Image bytes to an RGB image of bounded size, or the cause of the failure."""
 
 import io
 import warnings
@@ -12,7 +12,7 @@ from . import defects
 # Pillow picks a reader by content, not by name, and some of its readers start programs (Ghostscript for EPS).
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 MAX_PIXELS = 64_000_000
-# What makes an image upright again, by its EXIF orientation.
+# The operation that makes an image upright, by EXIF orientation.
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -31,7 +31,7 @@ class BadImage(Exception):
 
 
 def open_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Any:
-    """The image with only its header read."""
+    """The image, of which only the header is read."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -51,13 +51,13 @@ def open_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Any:
 def decode_image(
     data: bytes, *, at_least: int | None = None, max_pixels: int = MAX_PIXELS, upright: bool = False
 ) -> Any:
-    """An RGB image; the first frame of an animated one; 16 bits scaled to 8. BadImage with the cause otherwise.
+    """An RGB image: of an animation the first frame, 16 bits scaled to 8. Raises BadImage with the cause.
 
     Arguments:
         at_least: a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size by the codec itself, as long as both sides
             stay at least this long. None decodes every pixel.
-        max_pixels: more, by the header, are not decoded.
-        upright: turn the image as its EXIF orientation says; open_clip does not.
+        max_pixels: an image with more, according to its header, is not decoded.
+        upright: rotate the image according to its EXIF orientation, which open_clip does not.
     """
     image = open_image(data, max_pixels)
     try:
@@ -74,7 +74,7 @@ def decode_image(
 def _turned(image: Any) -> Any:
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation)
-    except Exception:  # an EXIF block that is damaged says nothing
+    except Exception:  # a damaged EXIF block is ignored
         return image
     turn = _TURNS.get(orientation)
     return image if turn is None else image.transpose(turn)

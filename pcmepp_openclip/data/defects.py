@@ -1,8 +1,8 @@
-"""Why a sample or a shard is not used: the words of logs, reports and docs."""
+"""Why a sample or a shard is not used, as logs, reports and docs name it."""
 
 from collections.abc import Callable
 
-# A shard as a whole. How many samples it cost is known where the shard was counted.
+# Of a whole shard. How many samples are lost is known if the shard was counted.
 MISSING_SHARD = "missing shard"
 LOST_SHARD = "connection lost"
 TRUNCATED_SHARD = "truncated shard"
@@ -11,7 +11,7 @@ EXPANDS = "expands too far"
 FEWER_THAN_COUNTED = "fewer samples than counted"
 MORE_THAN_COUNTED = "more samples than counted"
 
-# A sample, from its tar members alone.
+# Of a sample, known from its tar members alone.
 NO_IMAGE = "no image"
 NO_CAPTION = "no caption"
 EMPTY_CAPTION = "empty caption"
@@ -19,7 +19,7 @@ NOT_UTF8 = "caption not UTF-8"
 DUPLICATE_KEY = "duplicate key"
 HUGE_FILE = "file too large"
 
-# A sample, from its image.
+# Of a sample, known from its image.
 BROKEN_IMAGE = "broken image"
 UNKNOWN_FORMAT = "unknown image format"
 HUGE_IMAGE = "too many pixels"

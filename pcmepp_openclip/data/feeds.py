@@ -1,22 +1,23 @@
-"""Shards to a shuffled stream of samples: one feed a lane, over an exact pass or over endless draws."""
+"""Shards to a shuffled stream of samples: one feed per lane, over an exact pass or over endless draws."""
 
 import itertools
 import random
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from .mixing import Mixer
 from .plan import Line, Segment, Visit
 from .shards import Sample, iter_samples
+from .sizes import UNKNOWN_SIZE
 from .tally import Tally
 
 Item = TypeVar("Item")
-MOST_MISSING = 100_000  # positions in a row that are waited through for others: a count may be a lie
-PEEKS = 8  # waiting samples tried in the place of an unusable one, before others are read
+MAX_MISSING = 100_000  # consecutive positions without a sample that are skipped: a count may be wrong
+MAX_PEEKS = 8  # buffered samples that are tried in place of an unusable one before others are read
 
 
 class NothingUsable(Exception):
-    """A source gave nothing over too many shards in a row."""
+    """Too many consecutive shards of a source have no usable sample."""
 
     def __init__(self, source: int, shards: int):
         super().__init__(source, shards)
@@ -24,12 +25,12 @@ class NothingUsable(Exception):
 
 
 class Guard:
-    """Stops a reader that would go on for ever: counts the shards of a source that gave nothing, in a row."""
+    """Counts consecutive shards of a source without a usable sample, to stop a reader that would never end."""
 
     def __init__(self, limit: int):
         self._limit = limit
         self._empty: dict[int, int] = {}
-        self._undecoded: dict[int, set[int]] = {}
+        self._undecoded: dict[int, set[tuple[bool, int]]] = {}
 
     def shard_read(self, source: int, usable: int) -> None:
         self._empty[source] = 0 if usable else self._empty.get(source, 0) + 1
@@ -40,7 +41,7 @@ class Guard:
         if good:
             visits.clear()
         else:
-            visits.add(sample.visit)
+            visits.add((sample.reread, sample.visit))
             self._check(sample.source, len(visits))
 
     def _check(self, source: int, shards: int) -> None:
@@ -49,20 +50,20 @@ class Guard:
 
 
 class Reader:
-    """Opens shards one after the other, and notes what is wrong with them.
+    """Reads shards one after the other, and notes what is wrong with them.
 
     Arguments:
-        again: whether its samples are read a second time in the epoch: then they were counted the first time.
+        reread: whether its samples are read a second time in the epoch: they were counted the first time.
     """
 
-    def __init__(self, tally: Callable[[], Tally], guard: Guard, retries: int, again: bool = False):
-        self._tally, self._guard, self._retries, self._again = tally, guard, retries, again
+    def __init__(self, tally: Tally, guard: Guard, retries: int, reread: bool = False):
+        self._tally, self._guard, self._retries, self._reread = tally, guard, retries, reread
         self._visit = 0
 
     def slots(self, segment: Segment) -> Iterator[Sample | None]:
-        """Exactly one item for each position of a segment, None where there is nothing usable.
+        """Exactly one item per position of a segment, None if there is no usable sample.
 
-        Where they are read again, to stand in for others, an endless row of None is cut short.
+        When samples are reread to replace others, a long row of None is cut short.
         """
         assert segment.shard.size is not None
         whole = segment.stop == segment.shard.size.samples
@@ -74,9 +75,9 @@ class Reader:
                 yielded += 1
                 yield item
             missing = stop - start - yielded
-            yield from itertools.repeat(None, min(missing, MOST_MISSING) if self._again else missing)
+            yield from itertools.repeat(None, min(missing, MAX_MISSING) if self._reread else missing)
             at = stop
-        next(items, None)  # its end is looked at, too
+        next(items, None)  # notes what is wrong after the last one, too
 
     def samples(self, visit: Visit) -> Iterator[Sample]:
         """The usable samples of a shard."""
@@ -84,35 +85,36 @@ class Reader:
 
     def _read(self, visit: Visit, stop: int | None, note_excess: bool = False) -> Iterator[Sample | None]:
         shard, usable = visit.shard, 0
-        self._visit += -1 if self._again else 1
+        self._visit += 1
 
         def note(cause: str, count: int, where: str) -> None:
-            count = 0 if self._again else count
-            self._tally().met += count
-            self._tally().note(shard.source, cause, count, where)
+            count = 0 if self._reread else count
+            self._tally.met += count
+            self._tally.note(shard.source, cause, count, where)
 
         items = iter_samples(
             shard.place,
             note,
             source=shard.source,
             visit=self._visit,
+            reread=self._reread,
             start=visit.start,
             stop=stop,
-            unusable=shard.size.unusable if shard.size else (),
+            size=shard.size or UNKNOWN_SIZE,
             retries=self._retries,
             note_excess=note_excess,
         )
         for item in items:
             if item is not None:
                 usable += 1
-                self._tally().met += not self._again
+                self._tally.met += not self._reread
             yield item
-        if usable or not visit.start:  # one begun near its end may well have nothing left
+        if usable or not visit.start:  # one that is entered near its end may have nothing left
             self._guard.shard_read(shard.source, usable)
 
 
 class ShuffleBuffer(Generic[Item]):
-    """A bounded shuffle: each item taken is a random one of those waiting. It fills up while it is used."""
+    """A bounded shuffle: each item is drawn at random from a buffer, which fills up while it is used."""
 
     def __init__(self, items: Iterable[Item], size: int, rng: random.Random):
         self._items, self._size, self._rng = iter(items), max(1, size), rng
@@ -136,11 +138,28 @@ class ShuffleBuffer(Generic[Item]):
             self.pulled += 1
 
 
-class ExactFeed:
-    """A lane's slice of an exact pass: each sample once, then others again as long as they are asked for.
+class Feed(Protocol):
+    """The samples of one lane in one epoch."""
 
-    The order is drawn on positions, not on samples, so that a pass that is resumed in its middle reads only what was
-    waiting in the buffer then. An unusable sample keeps its place in that order; a waiting one stands in for it.
+    stand_ins_repeat: bool
+    """Whether a stand-in is delivered in its own place, too."""
+
+    def take_batch(self, size: int) -> list[Sample | None]:
+        """The next samples, None for an unusable one."""
+        ...
+
+    def stand_in(self, sample: Sample | None, attempt: int) -> Sample | None:
+        """Another sample in the place of an unusable one. `attempt` counts from 0 for each place in a batch."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class ExactFeed:
+    """A lane's slice of an exact pass: each sample once, then other samples a second time, as many as are requested.
+
+    Positions are shuffled, not samples, so that a pass that is resumed in its middle reads only what was in the buffer
+    at that time. An unusable sample keeps its place in that order; one from the buffer stands in for it.
     """
 
     stand_ins_repeat = True
@@ -153,8 +172,8 @@ class ExactFeed:
         buffer_size: int,
         skip: int,
         reader: Reader,
-        reader_again: Reader,
-        tally: Callable[[], Tally],
+        rereader: Reader,
+        tally: Tally,
         rng: random.Random,
     ):
         self._tally, self._begin, self._fresh_end = tally, begin, fresh_end
@@ -167,7 +186,7 @@ class ExactFeed:
         self._at = min(self._kept, default=self._resumed_at)  # the next position to read
         self._slots = _chain(reader.slots, line.segments(self._at, fresh_end))
         self._ready: dict[int, Sample | None] = {}
-        self._more = _chain(reader_again.slots, line.segments(fresh_end + again))
+        self._more = _chain(rereader.slots, line.segments(fresh_end + again))
         self._turn = 0
 
     def take_batch(self, size: int) -> list[Sample | None]:
@@ -176,12 +195,12 @@ class ExactFeed:
         return [self._take() for _ in range(size)]
 
     def stand_in(self, sample: Sample | None, attempt: int) -> Sample | None:
-        """A waiting sample, which has its own turn in a later batch; or, if those are no better, one from elsewhere.
+        """A sample from the buffer, which is delivered in a later batch, too; or, if those fail, one from elsewhere.
 
-        The first kind depends on nothing that happened in earlier batches: a resumed pass stays the same.
+        The first kind does not depend on earlier batches, so that a resumed pass stays the same.
         """
         waiting = self._order.waiting
-        if attempt < PEEKS and self._turn < len(waiting):
+        if attempt < MAX_PEEKS and self._turn < len(waiting):
             self._turn += 1
             return self._ready[waiting[-self._turn]]
         return next(self._more)
@@ -189,7 +208,7 @@ class ExactFeed:
     def _take(self) -> Sample | None:
         position = self._order.take()
         if position is None:
-            self._tally().filled += 1
+            self._tally.filled += 1
             return next(self._more)
         while self._at < self._begin + self._order.pulled:
             item = next(self._slots)
@@ -197,7 +216,7 @@ class ExactFeed:
                 self._ready[self._at] = item
             self._at += 1
             if self._at == self._fresh_end:
-                next(self._slots, None)  # the last shard has its end looked at, too
+                next(self._slots, None)  # notes what is wrong at the end of the last shard, too
         return self._ready.pop(position)
 
     def close(self) -> None:
@@ -206,10 +225,10 @@ class ExactFeed:
 
 
 class ResampledFeed:
-    """Samples of several sources in given shares, each source shuffled by itself, for ever.
+    """Samples of several sources in given shares, without end. Each source is shuffled by itself.
 
     Arguments:
-        visits: the shards to read, by number of the source. They must not end.
+        visits: endless iterators over the shards to read, by source index.
         shares, buffer_sizes: of the sources in `visits`, in order.
     """
 
@@ -223,7 +242,7 @@ class ResampledFeed:
         reader: Callable[[], Reader],
         rng: random.Random,
     ):
-        self._numbers, self._mixer = list(visits), Mixer(shares, rng)
+        self._sources, self._mixer = list(visits), Mixer(shares, rng)
         self._streams = [_chain(reader().samples, drawn) for drawn in visits.values()]
         self._buffers = [
             ShuffleBuffer(stream, size, rng) for stream, size in zip(self._streams, buffer_sizes, strict=True)
@@ -235,7 +254,7 @@ class ResampledFeed:
     def stand_in(self, sample: Sample | None, attempt: int) -> Sample | None:
         """The next sample of the same source, to keep the shares."""
         assert sample is not None
-        return self._take(self._numbers.index(sample.source))
+        return self._take(self._sources.index(sample.source))
 
     def _take(self, entry: int) -> Sample:
         sample = self._buffers[entry].take()
@@ -248,7 +267,7 @@ class ResampledFeed:
 
 
 class UncountedFeed:
-    """Whole shards that were not counted, each sample once, then those of `others` as long as they are asked for."""
+    """Whole shards that were not counted: each sample once, then those of `others`, as many as are requested."""
 
     stand_ins_repeat = False
 
@@ -258,12 +277,12 @@ class UncountedFeed:
         others: Iterator[Visit],
         buffer_size: int,
         reader: Reader,
-        reader_again: Reader,
-        tally: Callable[[], Tally],
+        rereader: Reader,
+        tally: Tally,
         rng: random.Random,
     ):
         self._tally = tally
-        self._own, self._others = _chain(reader.samples, own), _chain(reader_again.samples, others)
+        self._own, self._others = _chain(reader.samples, own), _chain(rereader.samples, others)
         self._buffer = ShuffleBuffer(self._own, buffer_size, rng)
 
     def take_batch(self, size: int) -> list[Sample | None]:
@@ -275,7 +294,7 @@ class UncountedFeed:
     def _take(self) -> Sample:
         sample = self._buffer.take()
         if sample is None:
-            self._tally().filled += 1
+            self._tally.filled += 1
             return next(self._others)
         return sample
 

@@ -1,4 +1,4 @@
-"""The loader that the training loop iterates over: workers in front, the summary of each epoch at its end."""
+"""The loader that the training loop iterates over. It collects batches from workers, and summarizes each epoch."""
 
 import datetime
 import functools
@@ -10,46 +10,46 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from .batches import Batch, Failure, LoaderSpec, Rest, WorkerBatches, lane_of
-from .left import Deal, left_of, names, probes
+from .batches import Batch, Failure, LoaderSpec, RemainingEpoch, WorkerBatches, lane_of
 from .plan import ExactPass
+from .remaining import Deal, content_probes, remaining_after, shards_digest
 from .sources import label
 from .tally import Tally
 
-ENOUGH_TO_JUDGE = 1000  # samples met before the share of bad ones may end a run
+MIN_SAMPLES_TO_JUDGE = 1000  # samples met before the share of bad ones may end a run
 GATHER_TIMEOUT = datetime.timedelta(minutes=2)
 
 
 class Loader:
     """Batches (images, texts) of an epoch. `num_batches` and `num_samples` are what open_clip's loop asks for.
 
-    Each worker is a loader of its own, asked in the order of the lanes: torch's turn-taking among workers would make
-    the order of the batches depend on their number.
+    Each worker is a DataLoader of its own, and they are asked in the order of the lanes. A single DataLoader would take
+    turns among its workers, so that the order of the batches would depend on their number.
 
     `last` is the summary of the last complete epoch, over all ranks on each of them.
     """
 
     def __init__(
         self,
-        job: LoaderSpec,
+        spec: LoaderSpec,
         workers: int,
         position: Callable[[], tuple[int, int]],
         *,
         max_bad: float,
         gather: "TallyReducer",
     ):
-        self.num_batches, self.num_samples = job.batches, job.batches * job.batch_size * job.world_size
+        self.num_batches, self.num_samples = spec.batches, spec.batches * spec.batch_size * spec.world_size
         self.last: Tally | None = None
-        self._job, self._position, self._max_bad, self._gather = job, position, max_bad, gather
-        self._told: set[tuple[int, str]] = set()
-        self._rest: Rest | None = None
-        self._past: list[Deal] = []  # how the epoch of `_rest` had been dealt out before
-        count = self._count = min(workers, job.lanes)
-        busy = -(-job.lanes // -(-job.lanes // count)) if count else 0  # so many would be as fast
-        if busy < workers and job.rank == 0:
+        self._spec, self._position, self._max_bad, self._gather = spec, position, max_bad, gather
+        self._noted: set[tuple[int, str]] = set()
+        self._rest: RemainingEpoch | None = None
+        self._past: list[Deal] = []  # how the epoch of `_rest` was distributed before
+        count = self._count = min(workers, spec.lanes)
+        busy = -(-spec.lanes // -(-spec.lanes // count)) if count else 0  # this many workers would be as fast
+        if busy < workers and spec.rank == 0:
             logging.info(
-                "Data: %d workers share an epoch of %d batches in %d lanes no faster than %d would",
-                *(workers, job.batches, job.lanes, busy),
+                "Data: an epoch of %d batches in %d lanes is no faster with %d workers than with %d",
+                *(spec.batches, spec.lanes, workers, busy),
             )
         self._workers = self._make_workers()
 
@@ -57,7 +57,7 @@ class Loader:
         count = self._count
         return [
             DataLoader(
-                WorkerBatches(self._job, worker, max(1, count), self._position, self._rest),
+                WorkerBatches(self._spec, worker, max(1, count), self._position, self._rest),
                 batch_size=None,
                 num_workers=min(1, count),
                 persistent_workers=count > 0,
@@ -70,28 +70,34 @@ class Loader:
         return self.num_batches
 
     def state(self, batches: int) -> dict[str, Any]:
-        """What `resume` needs to go on behind so many batches of this epoch: plain types, for a checkpoint."""
+        """What `resume` needs to continue after `batches` batches of this epoch, in plain types for a checkpoint."""
         rest = self._rest_of(self._position()[0])
         first = rest.first if rest else 0
         deals = [*(self._past if rest else ()), self._deal(first, batches - first)]
         return {
-            "kind": self._job.kind,
-            "shards": names(self._job.shards),
-            "probes": {} if self._job.kind == "draws" else self._probes,
+            "kind": self._spec.kind,
+            "shards": shards_digest(self._spec.shards),
+            "probes": {} if self._spec.kind == "draws" else self._probes,
             "deals": [deal._asdict() for deal in deals],
         }
 
     def resume(self, epoch: int, state: dict[str, Any] | None, multiple_of: int = 1) -> tuple[int | None, str]:
-        """Go on in an epoch where a loader with that state left off: the batch to go on at, and how that is done.
+        """Continue an epoch where a loader with that state left off.
 
-        With the same seed, batch size and number of ranks the batches are those that would have followed. With others
-        the samples that are left are dealt out anew, at a batch that is a multiple of `multiple_of`, from which on
-        there is room for them. None for the batch where it cannot be told which are left, and why.
+        With the same seed, batch size and number of ranks the batches are those that would have followed. With other
+        settings the remaining samples are distributed again, from a batch on that leaves enough room for them.
+
+        Arguments:
+            multiple_of: the index of the first batch is a multiple of it.
+
+        Returns:
+            The index of the batch to continue at, and how the epoch continues; None and the reason if it is not known
+            which samples remain.
         """
-        job = self._job
-        if state is None or state["kind"] != job.kind:
+        spec = self._spec
+        if state is None or state["kind"] != spec.kind:
             return None, "its checkpoint does not say which samples were seen"
-        if state["shards"] != names(job.shards):
+        if state["shards"] != shards_digest(spec.shards):
             return None, "the shards or their counts are not the same"
         self._compare(state["probes"])
         deals = [Deal(**deal) for deal in state["deals"]]
@@ -99,45 +105,45 @@ class Loader:
         now = self._deal(last.first, last.taken)
         same = last == now and (last.first + last.taken) % multiple_of == 0
         changes = _changes(last, now)
-        if job.kind != "pass":
+        if spec.kind != "pass":
             return (last.taken, "with the samples that were left") if same else (None, changes)
-        base = ExactPass(job.shards, deals[0].seed, epoch)
+        base = ExactPass(spec.shards, deals[0].seed, epoch)
         past = deals[:-1] if same else deals
-        line = left_of(base, past, epoch)
+        line = remaining_after(base, past, epoch)
         if same:
             first, begins, how = last.first, last.first + last.taken, "with the samples that were left"
         else:
             seen = sum(deal.samples for deal in deals)
-            wanted = max(job.samples - seen, len(line) if job.samples >= len(base) else 0)
-            per_batch = job.batch_size * job.world_size
-            first = begins = max(0, job.batches - -(-wanted // per_batch)) // multiple_of * multiple_of
-            again = max(0, (job.batches - first) * per_batch - len(line))
+            wanted = max(spec.samples - seen, len(line) if spec.samples >= len(base) else 0)
+            per_batch = spec.batch_size * spec.world_size
+            first = begins = max(0, spec.batches - -(-wanted // per_batch)) // multiple_of * multiple_of
+            again = max(0, (spec.batches - first) * per_batch - len(line))
             how = f"with the {len(line)} samples that were left, dealt out anew ({changes}); {again} are seen again"
         if past:
-            self._rest, self._past = Rest(epoch, first, line), past
+            self._rest, self._past = RemainingEpoch(epoch, first, line), past
             self._workers = self._make_workers()
         return begins, how
 
-    def _rest_of(self, epoch: int) -> Rest | None:
+    def _rest_of(self, epoch: int) -> RemainingEpoch | None:
         return self._rest if self._rest and self._rest.epoch == epoch else None
 
     def _deal(self, first: int, taken: int) -> Deal:
-        job = self._job
-        return Deal(job.seed, job.world_size, job.batch_size, job.lanes, job.shuffle, job.batches, first, taken)
+        spec = self._spec
+        return Deal(spec.seed, spec.world_size, spec.batch_size, spec.lanes, spec.shuffle, spec.batches, first, taken)
 
     @functools.cached_property
     def _probes(self) -> dict[int, int]:
-        return probes(self._job.shards)
+        return content_probes(self._spec.shards)
 
     def _compare(self, before: dict[int, int]) -> None:
-        """Say which shards hold something else than they did when the epoch began."""
-        if self._job.rank == 0:
-            replaced = [number for number, probe in self._probes.items() if before.get(number, probe) != probe]
+        """Warn about shards whose content changed since the epoch began."""
+        if self._spec.rank == 0:
+            replaced = [index for index, probe in self._probes.items() if before.get(index, probe) != probe]
             if replaced:
                 logging.warning(
                     "Data: %d of %d shards that were looked at do not hold what they held when the run was stopped, "
-                    "%s for one: the epoch goes on at the same places of them, with their new samples.",
-                    *(len(replaced), len(self._probes), label(self._job.shards[replaced[0]].place)),
+                    "for example %s: the epoch continues at the same positions, with their new samples.",
+                    *(len(replaced), len(self._probes), label(self._spec.shards[replaced[0]].place)),
                 )
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -145,46 +151,48 @@ class Loader:
         rest = self._rest_of(epoch)
         tally = Tally()
         workers = [iter(worker) for worker in self._workers]
-        for number in range(first_batch, self.num_batches):
-            item: Batch | Failure = next(workers[lane_of(number, self._job, rest) % len(workers)])
+        for index in range(first_batch, self.num_batches):
+            item: Batch | Failure = next(workers[lane_of(index, self._spec, rest) % len(workers)])
             if isinstance(item, Failure):
                 raise ValueError(item.message)
             tally.add(item.tally)
             self._tell(item.tally)
-            self._judge(tally, ENOUGH_TO_JUDGE)
+            self._judge(tally, MIN_SAMPLES_TO_JUDGE)
             yield item.images, item.texts
         self._summarise(epoch, tally)
         assert self.last is not None
         self._judge(self.last, 1)
 
     def _tell(self, tally: Tally) -> None:
-        """Each cause once; how often it came is said at the end of the epoch."""
+        """Warn once per cause; the summary of the epoch has the counts."""
         for (source, cause), where in tally.first.items():
-            if (source, cause) not in self._told:
-                self._told.add((source, cause))
-                if self._job.rank == 0:
-                    logging.warning("Data: %s: %s: %s (more are only counted)", self._job.names[source], cause, where)
+            if (source, cause) not in self._noted:
+                self._noted.add((source, cause))
+                if self._spec.rank == 0:
+                    logging.warning(
+                        "Data: %s: %s: %s (further ones are only counted)", self._spec.names[source], cause, where
+                    )
 
     def _judge(self, tally: Tally, enough: int) -> None:
         if tally.bad_share > self._max_bad and tally.met >= enough:
             raise ValueError(
-                f"--train-data: {100 * tally.bad_share:.1f} % of the samples are not usable, more than "
+                f"--train-data: {100 * tally.bad_share:.1f} % of the samples are unusable, more than "
                 f"--train-data-max-bad-fraction {self._max_bad:g} allows: "
-                f"{'; '.join(tally.lines(list(self._job.names))[1:])}."
+                f"{'; '.join(tally.lines(list(self._spec.names))[1:])}."
             )
 
     def _summarise(self, epoch: int, tally: Tally) -> None:
         self.last, ranks = self._gather(tally)
-        if self._job.rank == 0:
-            names, shares = list(self._job.names), self._job.shares
+        if self._spec.rank == 0:
+            names, shares = list(self._spec.names), self._spec.shares
             wanted = None if shares is None else dict(zip(names, shares, strict=True))
-            whose = "" if ranks == self._job.world_size else f" (of {ranks} of {self._job.world_size} ranks)"
+            whose = "" if ranks == self._spec.world_size else f" (of {ranks} of {self._spec.world_size} ranks)"
             for line in self.last.lines(names, wanted):
                 logging.info("Data of epoch %d%s: %s", epoch, whose, line)
 
 
 def _changes(before: Deal, now: Deal) -> str:
-    """What is not as it was, in the words of the command line."""
+    """The settings that changed, as flags."""
     words = {"seed": "--seed", "batch_size": "--batch-size", "shuffle": "--train-data-shuffle-buffer"}
     found = [f"{words[name]} {getattr(before, name)} is now {getattr(now, name)}" for name in words]
     found = [text for text, name in zip(found, words, strict=True) if getattr(before, name) != getattr(now, name)]
@@ -192,14 +200,14 @@ def _changes(before: Deal, now: Deal) -> str:
         found.append(f"{before.world_size} ranks are now {now.world_size}")
     if before == now:
         found.append("--accum-freq changed")
-    return ", ".join(found) or "its batches are shared otherwise by the workers"
+    return ", ".join(found) or "its batches are distributed differently over the workers"
 
 
 class TallyReducer:
-    """Adds up tallies over the ranks. A rank that does not come is not waited for for ever.
+    """Adds up tallies over the ranks, with a time-out for a rank that does not answer.
 
-    Must be made on all ranks. It has a group of its own, on the CPU: nothing of it can come between the training's
-    collectives, and its time-out is short.
+    It must be created on all ranks. It has its own process group on the CPU with a short time-out, so that it cannot
+    interfere with the collectives of the training.
     """
 
     def __init__(self) -> None:
@@ -209,14 +217,14 @@ class TallyReducer:
             self._group = dist.new_group(backend="gloo", timeout=GATHER_TIMEOUT)
 
     def __call__(self, tally: Tally) -> tuple[Tally, int]:
-        """The sum, and how many ranks are in it."""
+        """The sum, and the number of ranks in it."""
         if self._group is None:
             return tally, 1
         tallies: list[Any] = [None] * torch.distributed.get_world_size()
         try:
             torch.distributed.all_gather_object(tallies, tally, group=self._group)
         except RuntimeError as error:
-            logging.warning("Data: the ranks' summaries did not come together (%s)", type(error).__name__)
+            logging.warning("Data: the summaries of the ranks could not be gathered (%s)", type(error).__name__)
             self._group = None
             return tally, 1
         total = Tally()

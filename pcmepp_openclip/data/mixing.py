@@ -1,4 +1,4 @@
-"""The share that each source has in the samples of a resampled epoch."""
+"""The share of each source in a resampled epoch."""
 
 import random
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ def parse_mix(text: str, names: Sequence[str], flag: str = "--train-data-mix") -
         wanted[name] = value
     for name in names:
         if name not in wanted:
-            raise ValueError(f"{flag} does not say how much of '{name}' is wanted: add {name}=NUMBER (0 for none).")
+            raise ValueError(f"{flag} has no entry for '{name}': add {name}=NUMBER (0 for none).")
     return _normalise([wanted[name] for name in names], flag)
 
 
 def natural_mix(samples: Sequence[int], factors: str | None = None) -> list[float]:
-    """Every sample alike, times open_clip's upsampling factor of its source (`2::1`)."""
+    """Shares in proportion to the samples, times open_clip's upsampling factor of each source (`2::1`)."""
     flag = "--train-data-upsampling-factors"
     weights = [1.0] * len(samples)
     if factors is not None:
@@ -50,14 +50,14 @@ def _normalise(weights: list[float], flag: str) -> list[float]:
 
 
 class Mixer:
-    """Says, sample by sample, which source is next: the one that lags behind its share the most.
+    """Chooses the source of each sample: the one that is furthest below its share.
 
-    Drawing whole shards, with weights for their sizes, keeps the shares only on average: a hundred thousand samples
-    may be ten shards. This keeps them to the sample, whatever the sizes of the shards.
+    Drawing whole shards with weights keeps the shares only on average: a hundred thousand samples may be ten shards.
+    This keeps them exact to one sample, whatever the sizes of the shards.
     """
 
     def __init__(self, shares: Sequence[float], rng: random.Random):
-        """`rng` shifts the beat, so that many mixers do not all begin with the same source."""
+        """`rng` shifts the phase, so that several mixers do not all start with the same source."""
         self._shares = list(shares)
         self._credit = [rng.random() if share else 0.0 for share in shares]
 

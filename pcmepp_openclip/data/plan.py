@@ -1,13 +1,13 @@
 """Which samples an epoch reads, and in which order, from seed and epoch alone.
 
-An epoch of a rank is `batches` batches, dealt out to `lanes` lanes in turn: batch i belongs to lane i % lanes. A lane
-reads its shards by itself; a worker runs one or several of them. Since the number of lanes does not depend on the
-number of workers, neither do the batches nor their order.
+The `batches` batches of a rank's epoch are assigned to `lanes` lanes in turn: batch i belongs to lane i % lanes. Each
+lane reads its own shards; a worker runs one or several lanes. Since the number of lanes does not depend on the number
+of workers, neither do the batches nor their order.
 
-An exact pass lines up the usable samples of all shards, the shards shuffled by seed and epoch, and cuts the line into
-one slice a rank and lane, through the middle of shards where need be. So every rank gets the same number of batches
-however the samples spread over the shards, and no sample is in two slices. The last slice goes on at the line's
-beginning to fill its last batch.
+An exact pass lines up the usable samples of all shards, with the shards shuffled by seed and epoch, and cuts the line
+into one slice per rank and lane, within shards if necessary. So every rank gets the same number of batches however the
+samples are distributed over the shards, and no sample is in two slices. The last slice continues at the beginning of
+the line to fill its last batch.
 """
 
 import bisect
@@ -19,23 +19,24 @@ from typing import NamedTuple, Protocol
 
 from .sizes import ShardSize
 
-MOST_LANES = 24  # many numbers of workers divide it
-BATCHES_A_LANE = 4  # fewer would leave little to shuffle in a lane
+MAX_LANES = 24  # divisible by many numbers of workers
+BATCHES_PER_LANE = 4  # with fewer, a lane would have little to shuffle
 
 
-def lane_count(batches: int, workers: int, most: int | None = None) -> int:
-    """How many lanes share an epoch of that many batches; `most` bounds it where shards cannot be cut.
+def lane_count(batches: int, workers: int, limit: int | None = None) -> int:
+    """The number of lanes of an epoch with that many batches, at most `limit` if shards cannot be cut.
 
-    Only with more workers than `MOST_LANES` does it depend on them. In a short epoch it is a power of two, which the
-    usual numbers of workers share evenly: one lane too many, and one worker does twice the work of the others.
+    It depends on the number of workers only if there are more than `MAX_LANES`. In a short epoch it is a power of two,
+    which the usual numbers of workers share evenly: with one lane more, one worker would do twice the work of the
+    others.
     """
-    lanes = max(1, min(batches // BATCHES_A_LANE, sys.maxsize if most is None else most))
-    full = max(MOST_LANES, workers)
+    lanes = max(1, min(batches // BATCHES_PER_LANE, sys.maxsize if limit is None else limit))
+    full = max(MAX_LANES, workers)
     return full if lanes >= full else 2 ** (lanes.bit_length() - 1)
 
 
 def seed_for(*parts: int | str) -> int:
-    """A seed that differs for every combination of parts, the same on every machine."""
+    """A seed for a combination of parts, which is the same on every machine."""
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "big")
 
 
@@ -48,7 +49,7 @@ class Shard(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Positions [start, stop) of a shard; of these, where it is given, `only` those in pieces [start, stop) of it."""
+    """Positions [start, stop) of a shard; if `only` is given, those of them that are in its ranges [start, stop)."""
 
     shard: Shard
     start: int
@@ -65,7 +66,7 @@ class Line(Protocol):
 
 
 class ExactPass:
-    """The line of all usable samples of an epoch. All shards must be counted."""
+    """The line of all usable samples of an epoch, whose shards must all be counted."""
 
     def __init__(self, shards: Sequence[Shard], seed: int, epoch: int):
         self._shards = [shard for shard in shards if shard.size and shard.size.samples]
@@ -79,31 +80,31 @@ class ExactPass:
         return self._ends[-1] if self._ends else 0
 
     def pieces(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
-        """[begin, end) itself, where it is not empty: see `Left`."""
+        """[begin, end) itself if it is not empty; see `Remaining`."""
         if begin < end:
             yield begin, end
 
     def segments(self, begin: int, end: int | None = None) -> Iterator[Segment]:
-        """The pieces of shards at [begin, end) of the line, which begins again behind its end. No `end`: for ever."""
+        """The parts of shards at [begin, end) of the line, which starts over after its end; endless without `end`."""
         assert len(self), "an empty line has no segments"
         while end is None or begin < end:
             at = begin % len(self)
-            number = bisect.bisect_right(self._ends, at)
-            shard = self._shards[number]
+            index = bisect.bisect_right(self._ends, at)
+            shard = self._shards[index]
             assert shard.size is not None
-            start = at - (self._ends[number] - shard.size.samples)
+            start = at - (self._ends[index] - shard.size.samples)
             stop = shard.size.samples if end is None else min(shard.size.samples, start + end - begin)
             yield Segment(shard, start, stop)
             begin += stop - start
 
 
 def lane_batches(batches: int, lanes: int, lane: int) -> int:
-    """How many of a rank's first `batches` batches are the lane's."""
+    """How many of a rank's first `batches` batches belong to the lane."""
     return (batches - lane + lanes - 1) // lanes
 
 
 def lane_slice(batches: int, lanes: int, lane: int, rank: int, batch_size: int) -> tuple[int, int]:
-    """The part [begin, end) of the line that a lane delivers. It may reach behind the line's end."""
+    """The part [begin, end) of the line that a lane delivers. It may extend past the end of the line."""
     before = sum(lane_batches(batches, lanes, other) for other in range(lane))
     begin = (rank * batches + before) * batch_size
     return begin, begin + lane_batches(batches, lanes, lane) * batch_size
@@ -116,12 +117,12 @@ def fresh_slice(length: int, batches: int, lanes: int, lane: int, *, rank: int, 
 
 
 def order_seed(seed: int, epoch: int, rank: int, lane: int) -> int:
-    """Of the shuffling within a lane."""
+    """The seed that shuffles the samples of a lane."""
     return seed_for("order", seed, epoch, rank, lane)
 
 
 def buffer_size(shuffle: int, lanes: int) -> int:
-    """Samples that wait in a lane, where `shuffle` wait on the rank."""
+    """Samples in the shuffle buffer of a lane, if the rank has `shuffle` in all."""
     return max(1, shuffle // lanes)
 
 
@@ -133,15 +134,15 @@ class Visit(NamedTuple):
 
 
 def endless_draws(shards: Sequence[Shard], rng: random.Random) -> Iterator[Visit]:
-    """Shards of a source for ever, in passes of random order.
+    """The shards of a source without end, in passes of random order.
 
-    Where counts are known the first one is drawn by size and begun at a random position: as if the reading had gone
-    on for long. Otherwise epochs that end within a shard would favour the beginnings of shards.
+    If counts are known, the first shard is drawn by size and read from a random position, as if reading had started
+    long before. Otherwise epochs that end within a shard would favour the beginnings of shards.
     """
     sizes = [shard.size.samples if shard.size else 0 for shard in shards]
     if sum(sizes):
-        number = rng.choices(range(len(shards)), weights=sizes)[0]
-        yield Visit(shards[number], rng.randrange(sizes[number]))
+        index = rng.choices(range(len(shards)), weights=sizes)[0]
+        yield Visit(shards[index], rng.randrange(sizes[index]))
     wanted = [shard for shard in shards if shard.size is None or shard.size.samples]
     while wanted:
         yield from (Visit(shard) for shard in rng.sample(wanted, len(wanted)))
@@ -150,7 +151,7 @@ def endless_draws(shards: Sequence[Shard], rng: random.Random) -> Iterator[Visit
 def uncounted_walk(
     shards: Sequence[Shard], rng: random.Random, part: int, parts: int
 ) -> tuple[list[Visit], Iterator[Visit]]:
-    """For a pass over shards without counts: the shards of this part, and what follows them if they do not suffice.
+    """For a pass over uncounted shards: the shards of this part, and those that follow if they do not suffice.
 
     `rng` must be the same in every part.
     """

@@ -1,41 +1,61 @@
-"""Shards to samples: the members of a tar, grouped by key, with what is wrong with them said once.
+"""Shards to samples: the members of a tar are grouped by key, and everything that is wrong is noted.
 
-The position of a sample in its shard counts the groups of members that a manifest does not list as unusable. It
-depends on names only, so that samples can be passed over without being read.
+The position of a sample in its shard counts the groups of members that the manifest does not list as unusable. It
+depends on names only, so that samples can be skipped without reading them.
 """
 
 import tarfile
 from collections.abc import Collection, Generator, Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import BinaryIO, NamedTuple
 
 from . import defects, tars
 from .defects import Note
-from .sources import label, shown
-from .streams import LostShard, MissingShard, open_shard
+from .resuming import LostShard, MissingShard
+from .sizes import UNKNOWN_SIZE, ShardSize
+from .sources import kind, label, shown
+from .streams import open_shard
 
-IMAGE_SUFFIXES = ("jpg", "png", "jpeg", "webp")  # open_clip's, in its order of preference
+IMAGE_SUFFIXES = ("jpg", "png", "jpeg", "webp")  # as in open_clip, in its order of preference
 TEXT_SUFFIX = "txt"
-MAX_FILE_BYTES = 1 << 27  # of one image: no JPEG of a bearable number of pixels comes near
+MAX_FILE_BYTES = 1 << 27  # per image: a JPEG within the limit of pixels is far smaller
 MAX_TEXT_BYTES = 1 << 20
 
 
 class Sample(NamedTuple):
-    """A pair as read: undecoded image bytes and a caption. `source` is the number of its source."""
+    """A pair as read: undecoded image bytes and a caption.
+
+    Arguments:
+        source: the index of its source.
+        visit: counts the shards that its reader opened.
+        reread: whether it is read a second time in the epoch.
+    """
 
     source: int
     shard: str
     key: str
     image: bytes
     caption: str
-    visit: int  # which of the shards that its reader opened it is from; negative for one read again in the epoch
+    visit: int
+    reread: bool
 
 
-class Group(NamedTuple):
-    """The members of a tar that share a key."""
+@dataclass(frozen=True)
+class Group:
+    """The members of a tar that share a key.
 
-    number: int  # in the shard, from 0
+    Arguments:
+        index: in the shard, from 0.
+        position: how many groups of the shard before it are usable.
+        offset: where its first header begins, in bytes; None in a compressed tar, a pipe and the like.
+        members: by suffix; None for one whose content was not asked for, or is too large.
+    """
+
+    index: int
+    position: int
+    offset: int | None
     key: str
-    members: dict[str, bytes | None]  # by suffix; None for one whose content was not asked for, or is too large
+    members: dict[str, bytes | None]
     duplicate: bool
 
 
@@ -45,32 +65,33 @@ def iter_samples(
     *,
     source: int = 0,
     visit: int = 0,
+    reread: bool = False,
     start: int = 0,
     stop: int | None = None,
-    unusable: Collection[int] = (),
+    size: ShardSize = UNKNOWN_SIZE,
     retries: int = 5,
     note_excess: bool = False,
 ) -> Iterator[Sample | None]:
-    """What is at positions [start, stop) of a shard, None for the unusable. That is noted, never raised.
+    """The samples at positions [start, stop) of a shard, None for an unusable one, which is noted and never raised.
 
     Arguments:
-        note: told (cause, samples lost, where) of everything that is wrong.
-        unusable: indices of groups that do not count as positions, from a manifest.
-        note_excess: whether a shard that goes on behind `stop` was counted wrongly.
+        note: called with (cause, samples lost, where) for everything that is wrong.
+        size: what a manifest says: which groups do not count as positions, and where groups begin.
+        note_excess: whether samples after `stop` mean that the shard was counted wrongly.
     """
     position, seen = 0, False
-    groups = read_groups(shard, note, set(unusable), start, retries)
+    groups = read_groups(shard, note, size, start, retries)
     try:
         for group in groups:
             seen = True
-            if group.number in unusable:
+            if group.index in size.unusable:
                 continue
-            if stop is not None and position >= stop:
+            if stop is not None and group.position >= stop:
                 if note_excess:
                     note(defects.MORE_THAN_COUNTED, 1, label(shard))
                 return
-            position += 1
-            if position <= start:
+            position = group.position + 1
+            if group.position < start:
                 continue
             cause = find_fault(group)
             if cause is not None:
@@ -80,7 +101,7 @@ def iter_samples(
             image = next(data for suffix in IMAGE_SUFFIXES if (data := group.members.get(suffix)) is not None)
             caption = group.members[TEXT_SUFFIX]
             assert caption is not None
-            yield Sample(source, shard, group.key, image, caption.decode("utf-8").strip(), visit)
+            yield Sample(source, shard, group.key, image, caption.decode("utf-8").strip(), visit, reread)
         if stop is not None and position < stop:
             note(defects.FEWER_THAN_COUNTED, stop - max(position, start), label(shard))
     except ShardError as error:
@@ -91,7 +112,7 @@ def iter_samples(
 
 
 def find_fault(group: Group) -> str | None:
-    """What makes a group of members unusable as a pair, without looking into the image."""
+    """Why a group of members cannot be used as a pair, without decoding the image; None if it can."""
     if group.duplicate:
         return defects.DUPLICATE_KEY
     images = [suffix for suffix in IMAGE_SUFFIXES if suffix in group.members]
@@ -117,12 +138,30 @@ class ShardError(Exception):
 
 
 def read_groups(
-    shard: str, note: Note, unusable: Collection[int] = (), start: int = 0, retries: int = 5
+    shard: str, note: Note, size: ShardSize = UNKNOWN_SIZE, start: int = 0, retries: int = 5
 ) -> Generator[Group, None, None]:
-    """All groups of a shard, in order; contents only from position `start` on. Ends with a ShardError if it must."""
+    """The groups of a shard in order, with contents from position `start` on. Ends with a ShardError if it must.
+
+    Groups before `start` are left out where the manifest knows the offset of a later one.
+    """
+    first, offset = size.entry(start) if kind(shard) != "pipe" else (0, 0)
+
+    def open_at(position: int) -> BinaryIO:
+        return open_shard(shard, retries, lambda: note("retry", 0, label(shard)), position)
+
     try:
-        with open_shard(shard, retries, lambda: note("retry", 0, label(shard))) as file:
-            yield from _group(tars.open_tar(file), unusable, start)
+        if offset:
+            with open_at(offset) as file:
+                try:
+                    tar = tars.open_tar(file, offset)
+                except tars.ERRORS as error:
+                    if isinstance(error, (MissingShard, LostShard)):
+                        raise
+                else:
+                    yield from _group(tar, size.unusable, start, first)
+                    return
+        with open_at(0) as file:  # nothing is known of offsets, or they are those of another file
+            yield from _group(tars.open_tar(file), size.unusable, start)
     except MissingShard as error:
         raise ShardError(defects.MISSING_SHARD, str(error)) from None
     except LostShard as error:
@@ -134,9 +173,15 @@ def read_groups(
         raise ShardError(defects.TRUNCATED_SHARD, f"{label(shard)}: {why}") from None
 
 
-def _group(tar: tarfile.TarFile, unusable: Collection[int], start: int) -> Iterator[Group]:
+def _group(tar: tarfile.TarFile, unusable: Collection[int], start: int, first: int = 0) -> Iterator[Group]:
+    """Arguments:
+    first: the index of the group that the tar begins with.
+    """
     keys: set[str] = set()
-    key, index, position, duplicate = None, -1, -1, False
+    key, duplicate = None, False
+    index, offset = first - 1, None
+    position = first - sum(other < first for other in unusable)  # of the next group that is usable
+    can_seek = tars.can_seek(tar)
     members: dict[str, bytes | None] = {}
     try:
         for info in tars.members(tar):
@@ -145,19 +190,20 @@ def _group(tar: tarfile.TarFile, unusable: Collection[int], start: int) -> Itera
             prefix, suffix = parts[0], parts[1].lower()
             if prefix != key or suffix in members:
                 if key is not None:
-                    yield Group(index, key, members, duplicate)
+                    yield Group(index, position, offset, key, members, duplicate)
+                    position += index not in unusable
                 key, members, index = prefix, {}, index + 1
+                offset = info.offset if can_seek else None
                 duplicate = key in keys
                 keys.add(key)
-                position += index not in unusable
             wanted = position >= start and index not in unusable
             members[suffix] = _content(tar, info, suffix) if wanted else None
     except tars.ERRORS:
         if key is not None and TEXT_SUFFIX in members and any(suffix in members for suffix in IMAGE_SUFFIXES):
-            yield Group(index, key, members, duplicate)  # it was complete before what came behind it broke off
+            yield Group(index, position, offset, key, members, duplicate)  # complete before the rest broke off
         raise
     if key is not None:
-        yield Group(index, key, members, duplicate)
+        yield Group(index, position, offset, key, members, duplicate)
 
 
 def _content(tar: tarfile.TarFile, info: tarfile.TarInfo, suffix: str) -> bytes | None:

@@ -1,40 +1,82 @@
 """The manifest of a source: how many usable samples each shard holds.
 
-`sizes.json`, beside the shards, is open_clip's own: {basename: samples}. `sizes.report.json`, beside it, is what
-`pcmepp data count` found; training takes from it which groups of a shard to pass over. Both may come from elsewhere:
-they are parsed as JSON, checked, and lead to numbers only.
+`sizes.json`, next to the shards, has open_clip's own format: {basename: samples}. `sizes.report.json`, next to it,
+holds what `pcmepp data count` found; training takes from it which groups of a shard to skip, and where groups begin.
+Both may come from elsewhere: they are parsed as JSON and checked, and only numbers are taken from them.
 """
 
+import bisect
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..system.files import write_whole
 from ..system.redact import redact
+from .resuming import LostShard, MissingShard
 from .sources import Source, kind, local_path, shard_key, shown, sibling
-from .streams import LostShard, MissingShard, read_file
+from .streams import read_file
 
 SIZES = "sizes.json"
-NO_FILE = object()  # which the content "null" of a file is not
-MAX_SAMPLES = 10**9  # of a shard: it would have terabytes
+NO_FILE = object()  # unlike None, which is the content of a file with "null"
+MAX_SAMPLES = 10**9  # per shard, which would have terabytes
+MAX_TAR_BYTES = 1 << 50
+MAX_OFFSETS = 32  # per shard: a reader that starts in its middle reads at most about 1/16 of it needlessly
 
 
 @dataclass(frozen=True)
 class ShardSize:
-    """Usable samples of a shard, and the indices of the groups that are not."""
+    """What a manifest says of a shard.
+
+    Arguments:
+        samples: usable ones.
+        unusable: indices of the groups that are not.
+        offsets: where every `stride`-th group begins in the tar, in bytes, the first one included; empty if unknown.
+    """
 
     samples: int
     unusable: frozenset[int] = frozenset()
+    stride: int = 1
+    offsets: tuple[int, ...] = ()
+
+    def entry(self, start: int) -> tuple[int, int]:
+        """The last group with a known offset that is not after position `start` (see `shards`): its index and offset.
+
+        Positions do not count the groups that are unusable.
+        """
+        unusable = sorted(self.unusable)
+        for i in range(len(self.offsets) - 1, 0, -1):
+            index = i * self.stride
+            if index - bisect.bisect_left(unusable, index) <= start:
+                return index, self.offsets[i]
+        return 0, 0
+
+
+UNKNOWN_SIZE = ShardSize(0)  # of a shard that was not counted
+
+
+class OffsetRecorder:
+    """Offsets of every `stride`-th group of a shard, at most `MAX_OFFSETS`: the stride doubles as the shard grows."""
+
+    def __init__(self) -> None:
+        self.stride = 1
+        self.offsets: list[int] = []
+
+    def add(self, index: int, offset: int) -> None:
+        if index != len(self.offsets) * self.stride:
+            return
+        self.offsets.append(offset)
+        if len(self.offsets) > MAX_OFFSETS:
+            self.stride, self.offsets = 2 * self.stride, self.offsets[::2]
 
 
 def read_sizes(source: Source, given: str | None = None) -> list[ShardSize] | None:
     """The size of each shard of a source, in order; None if it was never counted.
 
     Arguments:
-        given: a sizes.json of `--train-data-sizes`, instead of the one beside the shards.
+        given: a sizes.json of `--train-data-sizes`, instead of the one next to the shards.
     """
-    folders: dict[str | None, tuple[dict[str, int], dict[str, frozenset[int]]] | None] = {}
+    folders: dict[str | None, dict[str, ShardSize] | None] = {}
     sizes = []
     for shard in source.shards:
         place = given or sibling(shard, SIZES)
@@ -43,16 +85,15 @@ def read_sizes(source: Source, given: str | None = None) -> list[ShardSize] | No
         folder = folders[place]
         if folder is None:
             return None
-        counted, unusable = folder
         key = shard_key(shard)
-        if key not in counted:
+        if key not in folder:
             raise ValueError(f"{redact(str(place))} does not list {key}: run `{count_command(source)}` again.")
-        sizes.append(ShardSize(counted[key], unusable.get(key, frozenset())))
+        sizes.append(folder[key])
     return sizes
 
 
 def count_command(source: Source) -> str:
-    """What to run to have a source counted."""
+    """The command that counts a source."""
     pattern = f"{source.name}={redact(source.pattern)}"
     if all(writable(shard) for shard in source.shards):
         return f"pcmepp data count '{pattern}'"
@@ -60,20 +101,20 @@ def count_command(source: Source) -> str:
 
 
 def writable(shard: str) -> bool:
-    """Whether a file can be written beside it."""
+    """Whether a file can be written next to a shard."""
     return kind(shard) == "local"
 
 
-def _read_folder(place: str | None, required: bool) -> tuple[dict[str, int], dict[str, frozenset[int]]] | None:
+def _read_folder(place: str | None, required: bool) -> dict[str, ShardSize] | None:
     if place is None:
         return None
     sizes = _read_json(place)
     if sizes is NO_FILE:
         if required:
-            raise ValueError(f"--train-data-sizes: there is no file {redact(place)}.")
+            raise ValueError(f"--train-data-sizes: {redact(place)} does not exist.")
         return None
     if not isinstance(sizes, dict) or not all(_is_count(count) for count in sizes.values()):
-        raise ValueError(f"{redact(place)} is not a sizes.json: it must map the names of shards to whole numbers.")
+        raise ValueError(f"{redact(place)} is not a sizes.json: it must map names of shards to integers.")
     counted = {str(name): int(count) for name, count in sizes.items()}
     for name, count in counted.items():
         if count > MAX_SAMPLES:
@@ -81,17 +122,18 @@ def _read_folder(place: str | None, required: bool) -> tuple[dict[str, int], dic
                 f"{redact(place)} says that {shown(name)} has more than {MAX_SAMPLES:,} samples: delete it and run "
                 "`pcmepp data count` again."
             )
-    return counted, _unusable(_read_json(report_path(place)), counted)
+    found = {name: ShardSize(count) for name, count in counted.items()}
+    return {**found, **_reported(_read_json(report_path(place)), counted)}
 
 
 def report_path(place: str) -> str:
-    """Where the report of a sizes.json is."""
+    """The path of the report that belongs to a sizes.json."""
     path, mark, query = place.partition("?") if kind(place) == "http" else (place, "", "")
     return path.removesuffix(".json") + ".report.json" + mark + query
 
 
-def _unusable(report: Any, counted: dict[str, int]) -> dict[str, frozenset[int]]:
-    """The groups to pass over, of shards whose count in the report is that of the sizes.json."""
+def _reported(report: Any, counted: dict[str, int]) -> dict[str, ShardSize]:
+    """What a report adds, for shards whose count in it is that of the sizes.json."""
     out = {}
     shards = report.get("shards") if isinstance(report, dict) else None
     for name, entry in shards.items() if isinstance(shards, dict) else ():
@@ -99,8 +141,19 @@ def _unusable(report: Any, counted: dict[str, int]) -> dict[str, frozenset[int]]
             continue
         lists = entry.get("unusable")
         if isinstance(lists, dict) and all(isinstance(indices, list) for indices in lists.values()):
-            out[name] = frozenset(index for indices in lists.values() for index in indices if _is_count(index))
+            unusable = frozenset(index for indices in lists.values() for index in indices if _is_count(index))
+            out[name] = ShardSize(counted[name], unusable, *_offsets(entry))
     return out
+
+
+def _offsets(entry: dict) -> tuple[int, tuple[int, ...]]:
+    """Stride and offsets, if they can be right."""
+    stride, offsets = entry.get("stride"), entry.get("offsets")
+    if type(stride) is not int or not 1 <= stride <= MAX_SAMPLES or not isinstance(offsets, list):
+        return 1, ()
+    if not all(type(offset) is int and 0 <= offset <= MAX_TAR_BYTES for offset in offsets[:MAX_OFFSETS]):
+        return 1, ()
+    return stride, tuple(offsets[:MAX_OFFSETS])
 
 
 def _is_count(value: Any) -> bool:
@@ -115,29 +168,22 @@ def _read_json(place: str) -> Any:
     except MissingShard:
         return NO_FILE
     except LostShard as error:
-        raise ValueError(f"The sizes of the shards cannot be read: {error}; is the server up?") from None
+        raise ValueError(f"The sizes of the shards cannot be read: {error}. Is the server up?") from None
     except OSError as error:  # a folder, a disk that fails
         raise ValueError(f"{redact(place)} cannot be read: {error.strerror or type(error).__name__}.") from None
     try:
         return json.loads(data)
     except (ValueError, RecursionError):  # a number of more digits than Python takes is a ValueError, too
-        raise ValueError(f"{redact(place)} is not JSON: delete it and count again.") from None
+        raise ValueError(f"{redact(place)} is not JSON: delete it, and run `pcmepp data count` again.") from None
 
 
 def write_json(path: Path, value: Any) -> None:
-    """In one step: a reader sees the old file or the new one. Its rights are those of any new file."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(value, file, indent=1)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    """In one step: a reader sees the old file or the new one. ValueError if it cannot be written."""
+    write_whole(path, lambda temporary: temporary.write_text(json.dumps(value, indent=1), encoding="utf-8"))
 
 
 def merge_json(path: Path, new: dict) -> dict:
-    """`new` over what the file holds already, of shards that were counted before."""
+    """The content of a file, with the entries of `new` added or replaced."""
     old = _read_json(str(path))
     return {**old, **new} if isinstance(old, dict) else new
 

@@ -1,15 +1,16 @@
-"""`--train-data` as sources: a name and its shards. Nothing is opened here, but a folder or a repo may be listed.
+"""The sources that `--train-data` names. No shard is opened here, but a folder or a repo may be listed.
 
-cc3m=/data/cc3m/{00000..00331}.tar::cc12m=https://host/cc12m/{00000..01242}.tar::pipe:aws s3 cp s3://b/0.tar -
+cc3m=/data/cc3m/{00000..00331}.tar::cc12m=https://host/cc12m/{00000..01242}.tar::x=pipe:ssh host cat 0.tar
 redcaps=hf://datasets/ORG/NAME@REVISION/{00000..01199}.tar::extra=s3://bucket/extra/{000..099}.tar::/data/x/*.tar
 """
 
 import glob
+import importlib.util
 import itertools
 import math
 import os.path
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from ..system.redact import printable, redact
@@ -18,23 +19,28 @@ _NAMED = re.compile(r"(?P<name>[A-Za-z][\w.-]*)=(?P<pattern>.+)", re.DOTALL)
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 _HF = re.compile(r"hf://datasets/(?P<repo>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?/(?P<path>.+)")
 MAX_SHARDS = 1_000_000
-SCHEMES = ("http", "https", "s3", "hf", "file")
+SCHEMES = ("http", "https", "hf", "s3", "gs", "az", "file")
+OBJECT_STORES = {"s3": ("s3fs", "s3"), "gs": ("gcsfs", "gcs"), "az": ("adlfs", "azure")}
+"""The package that reads each kind of object store, and the extra of this package that installs it."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """One component of `--train-data`. `shards` are local paths, URLs or `pipe:` commands, in the user's order."""
+    """One component of `--train-data`. `shards` are local paths, URLs or `pipe:` commands, in the user's order.
+
+    Pattern and shards may hold credentials, so that `repr` leaves them out; see `label`.
+    """
 
     name: str
-    pattern: str
-    shards: tuple[str, ...]
+    pattern: str = field(repr=False)
+    shards: tuple[str, ...] = field(repr=False)
 
 
 def parse_sources(text: str, flag: str = "--train-data") -> list[Source]:
-    """The sources of a pattern; ValueError for one that cannot be understood or that matches nothing."""
+    """The sources of a pattern; ValueError for a pattern that cannot be parsed or that matches nothing."""
     sources: list[Source] = []
     parts = [part for part in text.split("::") if part]
-    for number, part in enumerate(parts, 1):
+    for index, part in enumerate(parts, 1):
         named = _NAMED.fullmatch(part)
         name, pattern = (named["name"], named["pattern"]) if named else (None, part)
         shards = expand(pattern, flag)
@@ -42,9 +48,11 @@ def parse_sources(text: str, flag: str = "--train-data") -> list[Source]:
         if name is None:
             folder = os.path.basename(os.path.dirname(shards[0])) if kind(shards[0]) == "local" else ""
             fits = re.fullmatch(r"[A-Za-z][\w.-]*", folder) and folder not in taken
-            name = folder if fits else f"source{number}"
+            name = folder if fits else f"source{index}"
         if name in taken:
-            raise ValueError(f"{flag} has two sources named '{name}': give each its own name, as in cc3m=PATTERN.")
+            raise ValueError(
+                f"{flag} has two sources named '{name}': give each source its own name, as in cc3m=PATTERN."
+            )
         sources.append(Source(name, pattern, shards))
     if not sources:
         raise ValueError(f"{flag} is empty: give shards, as in /data/cc3m/{{00000..00331}}.tar.")
@@ -52,7 +60,7 @@ def parse_sources(text: str, flag: str = "--train-data") -> list[Source]:
 
 
 def _least(pattern: str) -> int:
-    """How many shards a pattern stands for, or fewer where braces are nested: known before they are expanded."""
+    """A lower bound of the number of shards that a pattern expands to, without expanding it."""
     ranges = re.findall(r"\{(-?\d{1,20})\d*\.\.(-?\d{1,20})", pattern)
     lists = re.findall(r"\{([^{}]*,[^{}]*)\}", pattern)
     nested = "{" in re.sub(r"\{[^{}]*\}", "", pattern)
@@ -65,22 +73,28 @@ def expand(pattern: str, flag: str = "--train-data") -> tuple[str, ...]:
     from braceexpand import braceexpand
 
     if "\0" in pattern:
-        raise ValueError(f"{flag}: {shown(redact(pattern))} holds a null byte, which no name of a file can.")
+        raise ValueError(f"{flag}: {shown(redact(pattern))} holds a null byte, which a file name cannot contain.")
     try:
         few = _least(pattern) <= MAX_SHARDS
         shards = list(itertools.islice(braceexpand(pattern), MAX_SHARDS + 1)) if few else []
     except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"{flag}: the braces of {shown(redact(pattern))} cannot be expanded ({type(error).__name__})."
+            f"{flag}: the braces in {shown(redact(pattern))} cannot be expanded ({type(error).__name__})."
         ) from None
     if not few or len(shards) > MAX_SHARDS:
-        raise ValueError(f"{flag}: {shown(redact(pattern))} are more than {MAX_SHARDS:,} shards.")
+        raise ValueError(f"{flag}: {shown(redact(pattern))} expands to more than {MAX_SHARDS:,} shards.")
     found: list[str] = []
     for shard in shards:
         if kind(shard) == "unknown":
             raise ValueError(
-                f"{flag}: {shown(redact(shard))} is of no known kind: use a path, http(s)://, s3://, "
-                "hf://datasets/ORG/NAME/FILE, or a command, as in 'pipe:gsutil cat gs://bucket/{000..099}.tar'."
+                f"{flag}: {shown(redact(shard))} is of an unknown kind: use a path, http(s)://, s3://, gs://, az://, "
+                "hf://datasets/ORG/NAME/FILE, or a command, as in 'pipe:ssh host cat /data/{000..099}.tar'."
+            )
+        package, extra = OBJECT_STORES.get(kind(shard), (None, None))
+        if package is not None and importlib.util.find_spec(package) is None:
+            raise ValueError(
+                f"{flag}: {kind(shard)}:// shards need the package {package}: run "
+                f"`pip install 'pcmepp-openclip[{extra}]'`."
             )
         if kind(shard) == "local" and "*" in shard:
             # A file may be called like a command or a URL: "./" keeps it a file.
@@ -92,12 +106,12 @@ def expand(pattern: str, flag: str = "--train-data") -> tuple[str, ...]:
     if not found:
         raise ValueError(f"{flag}: no shard matches {shown(redact(pattern))}.")
     if len(set(found)) != len(found):
-        raise ValueError(f"{flag}: {shown(redact(pattern))} names a shard twice.")
+        raise ValueError(f"{flag}: {shown(redact(pattern))} contains the same shard twice.")
     return tuple(found)
 
 
 def kind(shard: str) -> str:
-    """'pipe', 'http', 's3', 'hf', 'local', or 'unknown' for a scheme that has no reader."""
+    """'pipe', 'http', 'hf', 's3', 'gs', 'az', 'local', or 'unknown' for a scheme that has no reader."""
     if shard.startswith("pipe:"):
         return "pipe"
     scheme = _SCHEME.match(shard)
@@ -138,7 +152,7 @@ def _expand_hf(shard: str, flag: str) -> list[str]:
 
 
 def shard_key(shard: str) -> str:
-    """The name that a sizes.json has for a shard: its basename; of a pipe that of the last .tar in the command."""
+    """The name of a shard in a sizes.json: its basename, or for a pipe that of the last .tar in the command."""
     if kind(shard) == "pipe":
         tars = re.findall(r"[\w.-]+\.(?:tar|tgz)\b(?:\.\w+)?", shard)
         return tars[-1] if tars else shard.split()[-1].rsplit("/", 1)[-1]
@@ -146,7 +160,7 @@ def shard_key(shard: str) -> str:
 
 
 def sibling(shard: str, name: str) -> str | None:
-    """Where a file `name` beside the shard is; None for a pipe, which has no folder."""
+    """The place of a file next to the shard; None for a pipe, which has no folder."""
     if kind(shard) == "pipe":
         return None
     if kind(shard) == "http":
@@ -163,6 +177,6 @@ def label(shard: str) -> str:
 
 
 def shown(name: str) -> str:
-    """A name from elsewhere as messages may show it: on one line, and not too long."""
+    """An untrusted name as messages may show it: on one line, and not too long."""
     name = printable(name).replace("\n", "\\n").replace("\t", "\\t")
     return name if len(name) < 200 else f"{name[:200]}..."

@@ -1,10 +1,10 @@
-"""The arguments of a run to sources with sizes, a wanted mix and a number of samples; or one sentence why not."""
+"""Flags to a `DataSpec`: sources with sizes, the mix, the length of an epoch. Or one sentence that says why not."""
 
-import argparse
-import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from ..system.redact import real, redact
+from ..system.redact import redact
+from .arguments import DataFlags
+from .check import check_shards, check_source
 from .mixing import natural_mix, parse_mix
 from .sizes import ShardSize, count_command, read_sizes
 from .sources import Source, parse_sources
@@ -12,34 +12,60 @@ from .sources import Source, parse_sources
 
 @dataclass(frozen=True)
 class DataSpec:
-    """Arguments:
-    sizes: by source, None for one that was not counted.
-    shares: of a resampled epoch, by source; None for an exact pass.
-    samples: of an epoch, over all ranks, before the last batch is filled.
+    """The training data of a run, resolved once per rank. Its `repr` shows no credentials.
+
+    Arguments:
+        sources: none if the training data are read by open_clip.
+        sizes: of the shards of each source, None for a source that was not counted.
+        shares: the wanted share of each source in a resampled epoch; None for an exact pass.
+        samples: per epoch, over all ranks, before the last batch is filled.
     """
 
-    sources: list[Source]
-    sizes: list[list[ShardSize] | None]
-    shares: list[float] | None
-    samples: int
+    flags: DataFlags
+    sources: list[Source] = field(default_factory=list)
+    sizes: list[list[ShardSize] | None] = field(default_factory=list, repr=False)
+    shares: list[float] | None = None
+    samples: int = 0
+
+    @property
+    def totals(self) -> list[int | None]:
+        """The usable samples of each source, None for a source that was not counted."""
+        return [None if sizes is None else sum(size.samples for size in sizes) for sizes in self.sizes]
+
+    @property
+    def source_shares(self) -> dict[str, float]:
+        """The share of each source in an epoch by name, empty where it is not known."""
+        names, totals = [source.name for source in self.sources], self.totals
+        if self.shares is not None:
+            return dict(zip(names, self.shares, strict=True))
+        if len(names) == 1:
+            return {names[0]: 1.0}
+        known = [total for total in totals if total is not None]
+        if len(known) < len(totals):
+            return {}
+        return {name: total / sum(known) for name, total in zip(names, known, strict=True)}
 
 
-def is_ours(args: argparse.Namespace) -> bool:
-    """Whether the training data are webdataset shards; anything else is open_clip's."""
-    data = real(getattr(args, "train_data", None))
-    if not data or args.dataset_type not in ("webdataset", "auto"):
-        return False
-    return args.dataset_type == "webdataset" or not re.search(r"\.[ct]sv$", data)
+def resolve(flags: DataFlags, *, ranks: int = 1, check: bool = False) -> DataSpec:
+    """Parse the sources, read their sizes and compute the mix and the length of an epoch; ValueError for a mistake.
 
-
-def resolve(args: argparse.Namespace) -> DataSpec:
-    text = real(args.train_data)
-    assert text
-    sources = parse_sources(text)
-    given = _given_sizes(real(args.train_data_sizes), sources)
+    Arguments:
+        ranks: processes that train.
+        check: whether to look into the shards, too. One rank is enough for that.
+    """
+    if not flags.reads_shards:
+        return DataSpec(flags)
+    assert flags.train_data
+    sources = parse_sources(flags.train_data)
+    if check:
+        for source in sources:
+            check_source(source, flags.train_data_max_pixels, min(2, flags.train_data_retries))
+    given = _given_sizes(flags.train_data_sizes, sources)
     sizes = [read_sizes(source, given.get(source.name)) for source in sources]
-    shares = _shares(args, sources, sizes)
-    return DataSpec(sources, sizes, shares, _samples(args, sources, sizes))
+    spec = DataSpec(flags, sources, sizes, _shares(flags, sources, sizes), _samples(flags, sources, sizes))
+    if check and not flags.dataset_resampled:
+        check_shards(sum(len(source.shards) for source in sources), flags.workers, ranks)
+    return spec
 
 
 def _given_sizes(text: str | None, sources: list[Source]) -> dict[str, str]:
@@ -57,10 +83,10 @@ def _given_sizes(text: str | None, sources: list[Source]) -> dict[str, str]:
     return given
 
 
-def _shares(args: argparse.Namespace, sources: list[Source], sizes: list[list[ShardSize] | None]) -> list[float] | None:
+def _shares(flags: DataFlags, sources: list[Source], sizes: list[list[ShardSize] | None]) -> list[float] | None:
     names = [source.name for source in sources]
-    mix, factors = args.train_data_mix, args.train_data_upsampling_factors
-    if not args.dataset_resampled:
+    mix, factors = flags.train_data_mix, flags.train_data_upsampling_factors
+    if not flags.dataset_resampled:
         for flag, value in (("--train-data-mix", mix), ("--train-data-upsampling-factors", factors)):
             if value is not None:
                 raise ValueError(f"{flag} needs --dataset-resampled: an exact pass sees every sample once.")
@@ -80,11 +106,11 @@ def _shares(args: argparse.Namespace, sources: list[Source], sizes: list[list[Sh
     return natural_mix([_total(counted) for counted in sizes], factors)
 
 
-def _samples(args: argparse.Namespace, sources: list[Source], sizes: list[list[ShardSize] | None]) -> int:
-    if args.train_num_samples is not None and args.train_num_samples < 1:
-        raise ValueError(f"--train-num-samples must be at least 1, not {args.train_num_samples}.")
+def _samples(flags: DataFlags, sources: list[Source], sizes: list[list[ShardSize] | None]) -> int:
+    if flags.train_num_samples is not None and flags.train_num_samples < 1:
+        raise ValueError(f"--train-num-samples must be at least 1, not {flags.train_num_samples}.")
     for source, counted in zip(sources, sizes, strict=True):
-        if counted is None and args.train_num_samples is None:
+        if counted is None and flags.train_num_samples is None:
             how = " and pass its file with --train-data-sizes" if "--output" in count_command(source) else ""
             raise ValueError(
                 f"--train-data: source '{source.name}' was not counted: run `{count_command(source)}`{how}, "
@@ -92,39 +118,19 @@ def _samples(args: argparse.Namespace, sources: list[Source], sizes: list[list[S
             )
         if counted is not None and _total(counted) == 0:
             raise ValueError(
-                f"--train-data: source '{source.name}' has no usable sample by its sizes.json: "
-                f"see the report beside it, or run `{count_command(source)}` again."
+                f"--train-data: source '{source.name}' has no usable sample according to its sizes.json: "
+                f"see the report next to it, or run `{count_command(source)}` again."
             )
-    return args.train_num_samples or sum(_total(counted) for counted in sizes)
+    return flags.train_num_samples or sum(_total(counted) for counted in sizes)
 
 
 def _total(sizes: list[ShardSize] | None) -> int:
     return sum(size.samples for size in sizes or ())
 
 
-def training_sources(args: argparse.Namespace) -> list[dict] | None:
-    """What the training data are, for people: each source's name, samples and share of an epoch, None for what is
-    not known. None altogether if the data are open_clip's."""
-    if not is_ours(args):
-        return None
-    setup = resolve(args)
-    totals = [None if sizes is None else _total(sizes) for sizes in setup.sizes]
-    shares = dict((describe_data(args) or (0, []))[1]) or ({setup.sources[0].name: 1.0} if len(totals) == 1 else {})
+def summarize(spec: DataSpec) -> list[dict]:
+    """Each source as a run's record has it: name, samples and share of an epoch, None for what is not known."""
     return [
-        {"name": source.name, "samples": total, "share": shares.get(source.name)}
-        for source, total in zip(setup.sources, totals, strict=True)
+        {"name": source.name, "samples": total, "share": spec.source_shares.get(source.name)}
+        for source, total in zip(spec.sources, spec.totals, strict=True)
     ]
-
-
-def describe_data(args: argparse.Namespace) -> tuple[int, list[tuple[str, float]]] | None:
-    """Samples of an epoch and the share of each source in it where that is known; None if the data are open_clip's."""
-    if not is_ours(args):
-        return None
-    setup = resolve(args)
-    names = [source.name for source in setup.sources]
-    if setup.shares is not None:
-        return setup.samples, list(zip(names, setup.shares, strict=True))
-    if any(sizes is None for sizes in setup.sizes):
-        return setup.samples, []
-    counts = [sum(size.samples for size in sizes or ()) for sizes in setup.sizes]
-    return setup.samples, [(name, count / sum(counts)) for name, count in zip(names, counts, strict=True)]

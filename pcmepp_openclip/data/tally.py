@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 Event = tuple[int, str]
-"""Source number and cause."""
+"""Source index and cause."""
 
 
 @dataclass
@@ -13,12 +13,12 @@ class Tally:
 
     Arguments:
         met: samples read from shards, usable or not.
-        used: samples delivered, by source number.
-        lost: samples not usable, by source number and cause.
-        retries: connections taken up again, by source number.
-        filled: delivered again to fill the last batch.
-        stood_in: delivered again in the place of unusable samples.
-        first: where a cause was first seen.
+        used: delivered samples, by source index.
+        lost: unusable samples, by source index and cause.
+        retries: resumed connections, by source index.
+        filled: samples delivered a second time to fill the last batch.
+        stood_in: samples delivered a second time in place of unusable ones.
+        first: where each cause was first seen.
     """
 
     met: int = 0
@@ -45,25 +45,34 @@ class Tally:
         self.stood_in += other.stood_in
         self.first = {**other.first, **self.first}
 
+    def take(self) -> "Tally":
+        """What was counted since the last call."""
+        taken = Tally()
+        for name in vars(self):
+            ours, theirs = getattr(self, name), getattr(taken, name)
+            setattr(self, name, theirs)
+            setattr(taken, name, ours)
+        return taken
+
     @property
     def bad_share(self) -> float:
-        """Unusable samples of all samples met."""
+        """The fraction of unusable samples among all samples read."""
         return sum(self.lost.values()) / max(1, self.met)
 
     def shares(self, names: list[str]) -> dict[str, float]:
         """The realised mix: the share of each source in the samples delivered."""
         total = max(1, sum(self.used.values()))
-        return {name: self.used[number] / total for number, name in enumerate(names)}
+        return {name: self.used[source] / total for source, name in enumerate(names)}
 
     def by_source(self, names: list[str]) -> dict[str, dict[str, int]]:
         """Lost samples as {source: {cause: count}}, sources without any left out."""
         out: dict[str, dict[str, int]] = {}
-        for (number, cause), count in sorted((+self.lost).items()):
-            out.setdefault(names[number], {})[cause] = count
+        for (source, cause), count in sorted((+self.lost).items()):
+            out.setdefault(names[source], {})[cause] = count
         return out
 
     def lines(self, names: list[str], wanted: dict[str, float] | None = None) -> list[str]:
-        """The summary for people."""
+        """The summary as text."""
         total = sum(self.used.values())
         mix = [
             f"{name} {100 * share:.2f} %" + (f" (wanted {100 * wanted[name]:.2f} %)" if wanted else "")
@@ -72,12 +81,12 @@ class Tally:
         out = [f"{total} samples: {', '.join(mix)}"]
         if self.filled or self.stood_in:
             out.append(
-                f"seen twice: {self.filled} to fill the last batch, {self.stood_in} in the place of unusable samples"
+                f"seen twice: {self.filled} to fill the last batch, {self.stood_in} in place of unusable samples"
             )
         for name, lost in self.by_source(names).items():
-            number = names.index(name)
-            causes = [f"{count} {cause} (first: {self.first[number, cause]})" for cause, count in lost.items()]
-            out.append(f"{name}: not used: {', '.join(causes)}")
-        for number, count in sorted(self.retries.items()):
-            out.append(f"{names[number]}: {count} connections taken up again")
+            source = names.index(name)
+            causes = [f"{count} {cause} (first: {self.first[source, cause]})" for cause, count in lost.items()]
+            out.append(f"{name}: unusable: {', '.join(causes)}")
+        for source, count in sorted(self.retries.items()):
+            out.append(f"{names[source]}: {count} resumed connections")
         return out

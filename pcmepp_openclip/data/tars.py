@@ -1,7 +1,7 @@
-"""Tars from anywhere. A header is believed only within bounds, and what a tar calls its end must be its end.
+"""Tars that may be damaged or hostile. Headers are believed within bounds, and the end mark must be at the end.
 
-`tarfile` follows every header: it reads a name of a terabyte into memory, a negative size leads it back to where it
-was, and one block of zeros in the middle is the end. It leaves a place to do better: the methods of TarInfo.
+`tarfile` follows every header: it reads a name of a terabyte into memory, a negative size sends it back to where it
+was, and one block of zeros in the middle is the end. The methods of TarInfo are the place to do better.
 """
 
 import bz2
@@ -12,11 +12,11 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-MAX_HEADER_BYTES = 1 << 14  # of a long name or a pax header: the longest path of Linux has 4096
+MAX_HEADER_BYTES = 1 << 14  # for a long name or a pax header; a path in Linux has at most 4096
 MAX_MEMBER_BYTES = 1 << 40
-MAX_PADDING_BYTES = 1 << 30  # behind the end
-MAX_EXPANSION = 30  # of a compressed tar; images do not compress, headers and captions do
-SMALL_BYTES = 1 << 26  # no expansion is looked at below
+MAX_PADDING_BYTES = 1 << 30  # after the end mark
+MAX_EXPANSION = 30  # ratio, for a compressed tar: images do not compress, headers and captions do
+UNCHECKED_BYTES = 1 << 26  # up to this size the expansion is not checked
 _CHUNK = 1 << 18
 _HEADERS_OF_HEADERS = (
     tarfile.GNUTYPE_LONGNAME,
@@ -25,7 +25,7 @@ _HEADERS_OF_HEADERS = (
     tarfile.XGLTYPE,
     tarfile.SOLARIS_XHDTYPE,
 )
-# What reading a tar may raise, apart from what opening its file does.
+# Everything that reading a tar may raise.
 ERRORS = (
     *(tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError),
     *(OverflowError, RecursionError, MemoryError),
@@ -33,11 +33,11 @@ ERRORS = (
 
 
 class Expands(tarfile.TarError):
-    """A compressed tar that is much larger than its file."""
+    """A compressed tar expands to much more than the size of its file."""
 
 
 class Header(tarfile.TarInfo):
-    """A tar header whose sizes are bearable. What is none is an error; only the mark of the end is the end."""
+    """A tar header with bounded sizes. Anything that is not a header is an error, except for the end mark."""
 
     @classmethod
     def fromtarfile(cls, tar: tarfile.TarFile) -> "Header":
@@ -50,7 +50,7 @@ class Header(tarfile.TarInfo):
         return info
 
     def _proc_member(self, tar: tarfile.TarFile) -> "Header":
-        """tarfile's entry point for a header of any type, before anything is done with it."""
+        """tarfile's entry point for a header of any type, called before the header is used."""
         limit = MAX_HEADER_BYTES if self.type in _HEADERS_OF_HEADERS else MAX_MEMBER_BYTES
         if not 0 <= self.size <= limit:
             raise tarfile.ReadError(f"a header says {_short(self.size)} bytes")
@@ -59,7 +59,7 @@ class Header(tarfile.TarInfo):
         return super()._proc_member(tar)  # type: ignore[misc]
 
     def _proc_pax(self, tar: tarfile.TarFile) -> "Header":
-        """Of a pax header only path and size matter. tarfile's own parser takes quadratic time and memory."""
+        """Read path and size from a pax header. tarfile's own parser takes quadratic time and memory."""
         assert tar.fileobj is not None
         data = tar.fileobj.read(self._block(self.size))[: self.size]  # type: ignore[attr-defined]
         fields = {} if self.type == tarfile.XGLTYPE else _pax_fields(data)
@@ -69,6 +69,7 @@ class Header(tarfile.TarInfo):
             if self.type == tarfile.XGLTYPE:
                 raise
             raise tarfile.ReadError("a header of nothing") from None
+        info.offset = self.offset  # as tarfile has it: a member begins with the headers of its header
         if "path" in fields:
             info.name = fields["path"].rstrip("/")
         if "size" in fields:
@@ -82,7 +83,7 @@ class Header(tarfile.TarInfo):
 
 
 def _pax_fields(data: bytes) -> dict[str, str]:
-    """Path and size of a pax header: records of "LENGTH KEYWORD=VALUE", a line each."""
+    """Path and size of a pax header: one line "LENGTH KEYWORD=VALUE" per record."""
     fields, at = {}, 0
     while at < len(data):
         blank = data.find(b" ", at, at + 8)
@@ -105,9 +106,14 @@ def _short(size: int) -> str:
     return str(size) if abs(size) < 10**24 else f"about {'-' * (size < 0)}2^{size.bit_length()}"
 
 
-def open_tar(file: BinaryIO) -> tarfile.TarFile:
-    """The tar in a buffered file, compressed or not. One that can seek passes over what is not wanted."""
-    start = file.peek(10)[:10]  # type: ignore[attr-defined]
+def open_tar(file: BinaryIO, position: int = 0) -> tarfile.TarFile:
+    """The tar in a buffered file, compressed or not. In a seekable file, unwanted members are skipped, not read.
+
+    Arguments:
+        position: where the file is opened, if that is not its beginning but the header of a member. ReadError if there
+            is none.
+    """
+    start = file.peek(10)[:10] if not position else b""  # type: ignore[attr-defined]
     unpack: Any = None
     if start[:3] == b"\x1f\x8b\x08":
         unpack = gzip.GzipFile
@@ -120,12 +126,20 @@ def open_tar(file: BinaryIO) -> tarfile.TarFile:
         how = {"fileobj": packed, "mode": "rb"} if unpack is gzip.GzipFile else {"filename": packed}
         unpacked: Any = _Forwards(unpack(**how), packed)
     else:
-        unpacked = file if file.seekable() else _Forwards(file)
-    return tarfile.TarFile(fileobj=unpacked, tarinfo=Header)
+        unpacked = file if file.seekable() else _Forwards(file, position=position)
+    tar = tarfile.TarFile(fileobj=unpacked, tarinfo=Header)
+    if position and tar.firstmember is None:  # type: ignore[attr-defined]
+        raise tarfile.ReadError("no header")
+    return tar
+
+
+def can_seek(tar: tarfile.TarFile) -> bool:
+    """Whether its file can be entered at the offset of a member."""
+    return not isinstance(tar.fileobj, _Forwards)
 
 
 def members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """The headers of all members, in order; ReadError if something comes behind the end."""
+    """The headers of all members, in order; ReadError if anything follows the end mark."""
     while (info := tar.next()) is not None:
         tar.members.clear()  # type: ignore[attr-defined]  # tarfile keeps every header otherwise
         yield info
@@ -140,7 +154,7 @@ def members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 
 
 def content(tar: tarfile.TarFile, info: tarfile.TarInfo) -> bytes:
-    """What a member holds. `members` must not have gone on."""
+    """The content of a member, which must be the last one that `members` returned."""
     assert tar.fileobj is not None
     tar.fileobj.seek(info.offset_data)
     data = tar.fileobj.read(info.size)
@@ -150,7 +164,7 @@ def content(tar: tarfile.TarFile, info: tarfile.TarInfo) -> bytes:
 
 
 def split_name(path: str) -> tuple[str, str] | None:
-    """Key and suffix of a member, as webdataset splits them; its regular expression takes quadratic time."""
+    """Key and suffix of a member, split as webdataset does, whose regular expression takes quadratic time."""
     slash = path.rfind("/")
     dot = path.find(".", slash + 1)
     if dot < 0:
@@ -161,7 +175,7 @@ def split_name(path: str) -> tuple[str, str] | None:
 
 
 class _Counted:
-    """A file that knows how much was read of it."""
+    """A file that counts the bytes that were read."""
 
     def __init__(self, file: BinaryIO):
         self._file, self.count = file, 0
@@ -173,15 +187,15 @@ class _Counted:
 
 
 class _Forwards:
-    """A file that cannot go back: seeking is reading. `packed` is what it is unpacked from."""
+    """A file that only reads forward: seeking is reading. `packed` is the compressed file that it comes from."""
 
-    def __init__(self, file: Any, packed: _Counted | None = None):
-        self._file, self._packed, self._position = file, packed, 0
+    def __init__(self, file: Any, packed: _Counted | None = None, position: int = 0):
+        self._file, self._packed, self._position = file, packed, position
 
     def read(self, size: int) -> bytes:
         data = self._file.read(size)
         self._position += len(data)
-        if self._packed is not None and self._position > max(SMALL_BYTES, MAX_EXPANSION * self._packed.count):
+        if self._packed is not None and self._position > max(UNCHECKED_BYTES, MAX_EXPANSION * self._packed.count):
             raise Expands(f"{self._position >> 20} MB from {self._packed.count >> 10} kB")
         return data
 

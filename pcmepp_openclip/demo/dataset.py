@@ -1,7 +1,7 @@
 """The demo's data on disk: shards to train on, and two held-out sets in the layout that clip_benchmark reads.
 
 FOLDER/train/00000.tar ..., sizes.json        pairs: NAME.png, NAME.txt
-FOLDER/retrieval/test/0.tar, nshards.txt      NAME.png, NAME.txt with a caption a line, NAME.json with the facts
+FOLDER/retrieval/test/0.tar, nshards.txt      NAME.png, NAME.txt with one caption per line, NAME.json with the facts
                      matches.json             {"images_of_caption": [[image, ...], ...]}: all that truly fit
 FOLDER/zeroshot/test/0.tar, nshards.txt       NAME.png, NAME.cls, NAME.json; one thing each
                classnames.txt, zeroshot_classification_templates.txt
@@ -18,7 +18,7 @@ from random import Random
 from PIL import Image
 from tqdm import tqdm
 
-from .drawing import picture
+from .drawing import render
 from .scenes import COLOURS, SHAPES, Caption, Scene, draw_caption, draw_scene, fitting
 
 SHARD = 4000
@@ -62,7 +62,7 @@ def write_retrieval(folder: Path, held_out: HeldOut) -> None:
     def samples() -> Iterator[dict[str, bytes]]:
         for i, scene in enumerate(held_out.scenes):
             own = held_out.captions[i * CAPTIONS_PER_IMAGE : (i + 1) * CAPTIONS_PER_IMAGE]
-            yield {"png": _png(picture(scene)), "txt": "\n".join(map(str, own)).encode(), "json": _facts(scene)}
+            yield {"png": _png(render(scene)), "txt": "\n".join(map(str, own)).encode(), "json": _facts(scene)}
 
     _write_test(folder, samples())
     (folder / "dataset_type.txt").write_text("retrieval")
@@ -77,7 +77,7 @@ def write_zeroshot(folder: Path, size: int, seed: int) -> None:
         for _ in range(size):
             scene = draw_scene(random, things=1)
             label = CLASSES.index(f"{scene.things[0].colour} {scene.things[0].shape}")
-            yield {"png": _png(picture(scene)), "cls": str(label).encode(), "json": _facts(scene)}
+            yield {"png": _png(render(scene)), "cls": str(label).encode(), "json": _facts(scene)}
 
     _write_test(folder, samples())
     (folder / "classnames.txt").write_text("\n".join(CLASSES))
@@ -87,7 +87,7 @@ def write_zeroshot(folder: Path, size: int, seed: int) -> None:
 def _pairs(random: Random, number: int) -> Iterator[dict[str, bytes]]:
     for _ in range(number):
         scene = draw_scene(random)
-        yield {"png": _png(picture(scene)), "txt": str(draw_caption(random, scene)).encode()}
+        yield {"png": _png(render(scene)), "txt": str(draw_caption(random, scene)).encode()}
 
 
 def _write_test(folder: Path, samples: Iterable[dict[str, bytes]]) -> None:

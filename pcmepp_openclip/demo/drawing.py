@@ -1,4 +1,4 @@
-"""Scenes as pictures of 32 x 32 pixels: clean, blurred, or half covered."""
+"""Scenes as images of 32 x 32 pixels: clean, blurred, or half covered."""
 
 from random import Random
 
@@ -20,12 +20,12 @@ PAPER, COVER = (245, 245, 240), (150, 150, 150)
 BLUR = 4.0
 
 
-def picture(scene: Scene) -> Image.Image:
-    """The picture of a scene, always the same one for the same scene."""
+def render(scene: Scene) -> Image.Image:
+    """The image of a scene, always the same one for the same scene."""
     random = Random(scene.jitter)
     image = Image.new("RGB", (SIDE, SIDE), PAPER)
     pen = ImageDraw.Draw(image)
-    ends = (8, SIDE - 8)  # each thing stands in a quarter of the picture; two share a row or a column, not both
+    ends = (8, SIDE - 8)  # each thing stands in a quarter of the image; two share a row or a column, not both
     x, y = random.choice(ends), random.choice(ends)
     centres = {None: [(x, y)], "left of": [(ends[0], y), (ends[1], y)], "above": [(x, ends[0]), (x, ends[1])]}
     for thing, (x, y) in zip(scene.things, centres[scene.relation], strict=True):

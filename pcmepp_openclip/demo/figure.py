@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..gaussian import Gaussian
 from .dataset import HeldOut
-from .drawing import picture
+from .drawing import render
 from .measure import Truth
 
 IMAGES, CAPTIONS, COLUMNS = 12, 9, 4
@@ -58,7 +58,7 @@ def draw(held_out: HeldOut, images: Gaussian, texts: Gaussian, truth: Truth) -> 
     grid = left.add_gridspec(IMAGES // COLUMNS, COLUMNS, left=0.03, right=0.97, bottom=0.09, top=0.88, hspace=0.35)
     for place, i in enumerate(shown):
         axes = left.add_subplot(grid[divmod(place, COLUMNS)])
-        axes.imshow(picture(held_out.scenes[i]), interpolation="nearest")
+        axes.imshow(render(held_out.scenes[i]), interpolation="nearest")
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set_color(FAINT)
         axes.set_xlabel(f"{images.uncertainty[i]:.3f}", color=INK, fontsize=10, labelpad=3)

@@ -1,4 +1,4 @@
-"""The demo's report: what was measured, in plain words, with pictures."""
+"""The demo's report: what was measured, in plain words, with images."""
 
 from pathlib import Path
 
@@ -7,17 +7,17 @@ from torch import Tensor
 
 from ..gaussian import Gaussian
 from ..reports import plots
-from ..reports.report import Picture, Plot, Section
+from ..reports.report import Plot, Section, Thumbnail
 from ..reports.report import write_report as write_html
 from .dataset import CAPTIONS_PER_IMAGE, HeldOut
-from .drawing import picture
+from .drawing import render
 from .measure import GOALS, Truth, first_is
 from .scenes import CONDITIONS
 
 LEAD = """This model was trained for a few minutes on drawn scenes with captions, from vague ("a shape") to exact ("a
-small red circle left of a large blue square"). It maps each picture and each caption to a Gaussian: a mean, and
+small red circle left of a large blue square"). It maps each image and each caption to a Gaussian: a mean, and
 variances whose sum is its uncertainty. Since the scenes are drawn, it is known which captions are true of which
-pictures, so one can check what that uncertainty means. All of this is measured on scenes that were not trained on.
+images, so one can check what that uncertainty means. All of this is measured on scenes that were not trained on.
 
 A target that is not reached is shown as such: it is what this small model gives, not what one would like."""
 HITS = """A query hits when the first thing found is the one it was paired with. A vague caption cannot do that, however
@@ -51,7 +51,7 @@ def _captions(held_out: HeldOut, uncertainty_M: Tensor, truth: Truth) -> Section
     by_text = {
         str(c): (u, n) for c, u, n in zip(held_out.captions, uncertainty_M.tolist(), number_M.tolist(), strict=True)
     }
-    figure, axes = plots.new(x="pictures that the caption is true of", y="uncertainty of the caption")
+    figure, axes = plots.new(x="images that the caption is true of", y="uncertainty of the caption")
     axes.scatter([n for _, n in by_text.values()], [u for u, _ in by_text.values()], s=6, alpha=0.4)
     axes.set_xscale("log")
     ordered = sorted(by_text.items(), key=lambda item: item[1])
@@ -59,16 +59,16 @@ def _captions(held_out: HeldOut, uncertainty_M: Tensor, truth: Truth) -> Section
     rows = [[text, f"{u:.3g}", f"{n}"] for text, (u, n) in shown]
     return Section(
         "Captions",
-        f"Each dot is a caption. Of {len(held_out.scenes)} pictures it is true of as many as the axis says. The table "
+        f"Each dot is a caption. Of {len(held_out.scenes)} images it is true of as many as the axis says. The table "
         "goes from the most certain caption to the most uncertain one, in equal steps.",
         rows,
         ["caption", "uncertainty", "true of"],
-        [Plot("captions", figure, "uncertainty of captions against the number of pictures they are true of")],
+        [Plot("captions", figure, "uncertainty of captions against the number of images they are true of")],
     )
 
 
 def _images(held_out: HeldOut, uncertainty_N: Tensor) -> Section:
-    figure, axes = plots.new(x="uncertainty of the picture", y="share of pictures")
+    figure, axes = plots.new(x="uncertainty of the image", y="share of images")
     edges = torch.linspace(uncertainty_N.min(), uncertainty_N.max(), 31).numpy()
     for condition in CONDITIONS:
         chosen = uncertainty_N[[scene.condition == condition for scene in held_out.scenes]]
@@ -77,23 +77,23 @@ def _images(held_out: HeldOut, uncertainty_N: Tensor) -> Section:
         )
     axes.legend(frameon=False, labelcolor=plots.INK)
     order = uncertainty_N.argsort().tolist()
-    pictures = []
+    thumbnails = []
     for i in (*order[:6], *order[-6:]):
         caption = max(map(str, held_out.captions[i * CAPTIONS_PER_IMAGE : (i + 1) * CAPTIONS_PER_IMAGE]), key=len)
-        pictures.append(Picture(picture(held_out.scenes[i]), f"{uncertainty_N[i]:.3g}: {caption}"))
+        thumbnails.append(Thumbnail(render(held_out.scenes[i]), f"{uncertainty_N[i]:.3g}: {caption}"))
     return Section(
-        "Pictures",
+        "Images",
         "Some scenes were blurred or half covered, in training too. Their captions tell of the scene as it was, so "
-        "less of them can be seen. First the six most certain pictures, then the six most uncertain ones, each with "
+        "less of them can be seen. First the six most certain images, then the six most uncertain ones, each with "
         "the longest of its captions.",
-        plots=[Plot("pictures", figure, "uncertainty of clean, blurred and half covered pictures")],
-        pictures=pictures,
+        plots=[Plot("images", figure, "uncertainty of clean, blurred and half covered images")],
+        thumbnails=thumbnails,
     )
 
 
 def _retrieval(images: Gaussian, texts: Gaussian, truth: Truth, numbers: dict[str, float]) -> Section:
     rows = []
-    for name, words in (("text_to_image", "picture for a caption"), ("image_to_text", "caption for a picture")):
+    for name, words in (("text_to_image", "image for a caption"), ("image_to_text", "caption for a image")):
         for kind, what in (("own_R@1", "its own comes first"), ("any_match_R@1", "what comes first fits")):
             values = [numbers[f"{name}_{kind}"], numbers[f"{name}_{kind}_chance"]]
             rows.append([f"{words}: {what}", *(f"{100 * value:.1f} %" for value in values), "–"])
@@ -105,7 +105,7 @@ def _retrieval(images: Gaussian, texts: Gaussian, truth: Truth, numbers: dict[st
     own_MN = torch.zeros_like(truth.fits_MN)
     own_MN[torch.arange(len(own_MN)), truth.own_M] = True
     hit_M = first_is(texts.mean @ images.mean.T, own_MN)
-    figure, axes = plots.new(x="tenth of the captions, by uncertainty", y="own picture found first")
+    figure, axes = plots.new(x="tenth of the captions, by uncertainty", y="own image found first")
     shares = [part.mean().item() for part in hit_M[texts.uncertainty.argsort()].tensor_split(10)]
     axes.bar(range(1, 11), shares)
     return Section(
@@ -113,5 +113,5 @@ def _retrieval(images: Gaussian, texts: Gaussian, truth: Truth, numbers: dict[st
         HITS,
         rows,
         ["", "by the mean", "by chance", "by CSD"],
-        [Plot("bins", figure, "how often captions find their own picture first, from certain to uncertain")],
+        [Plot("bins", figure, "how often captions find their own image first, from certain to uncertain")],
     )

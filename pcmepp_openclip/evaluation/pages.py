@@ -9,7 +9,7 @@ import torch
 
 from ..data.decode import decode_image
 from ..reports import plots
-from ..reports.report import Picture, Plot, Section
+from ..reports.report import Plot, Section, Thumbnail
 from . import uncertainty
 from .tasks import QueryResults, TaskResult
 
@@ -181,8 +181,8 @@ def _extremes(result: TaskResult) -> Iterator[Section]:
         if query.samples == "images":
             order = query.uncertainty.argsort(descending=True).tolist()
             for what, indices in (("Most", order[:EXTREMES]), ("Least", order[::-1][:EXTREMES])):
-                pictures = [_picture(result, i, query.uncertainty[i].item()) for i in indices]
-                yield Section(f"{result.name}: {what.lower()} uncertain images", pictures=pictures)
+                thumbnails = [_thumbnail(result, i, query.uncertainty[i].item()) for i in indices]
+                yield Section(f"{result.name}: {what.lower()} uncertain images", thumbnails=thumbnails)
         else:
             first = list({caption: i for i, caption in reversed(list(enumerate(result.data.captions)))}.values())
             first.sort(key=lambda i: -query.uncertainty[i].item())
@@ -192,13 +192,13 @@ def _extremes(result: TaskResult) -> Iterator[Section]:
             yield Section(f"{result.name}: most and least uncertain captions", text, rows, ["caption", "uncertainty"])
 
 
-def _picture(result: TaskResult, index: int, value: float) -> Picture:
+def _thumbnail(result: TaskResult, index: int, value: float) -> Thumbnail:
     data = result.data
     if result.task == "zeroshot":
         text = data.classes[data.labels[index]]
     else:
         text = data.captions[data.image_of_caption.index(index)]
-    return Picture(decode_image(data.images[index].read()), f"{_number(value)}: {text}")
+    return Thumbnail(decode_image(data.images[index].read()), f"{_number(value)}: {text}")
 
 
 def _number(value: float) -> str:

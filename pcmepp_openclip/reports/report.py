@@ -19,7 +19,7 @@ from .. import __version__
 from . import plots
 
 THUMBNAIL = 192  # pixels of the longer side
-SMALL = 96  # below this a picture is drawn, not photographed: its pixels stay sharp
+SMALL = 96  # below this an image is drawn, not photographed: its pixels stay sharp
 NUMBER = re.compile(r"[-+−±<>~]?\s*(\d[\d.,]*|nan|inf)([eE][-+]?\d+)?(\s*±\s*[\d.]+)?\s*%?|[-–—]?")
 _HEAD = (
     '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -31,7 +31,7 @@ _HEAD = (
 
 
 @dataclass
-class Picture:
+class Thumbnail:
     """An image, shown small."""
 
     image: Any  # PIL.Image.Image
@@ -54,7 +54,7 @@ class Section:
     rows: Sequence[Sequence[str]] = ()
     header: Sequence[str] = ()
     plots: Sequence[Plot] = ()
-    pictures: Sequence[Picture] = ()
+    thumbnails: Sequence[Thumbnail] = ()
 
 
 def write_report(folder: Path, title: str, sections: Iterable[Section], lead: str = "") -> Path:
@@ -87,8 +87,8 @@ def _section(anchor: str, section: Section) -> str:
         parts.append(_table(section.title, section.header, section.rows))
     if section.plots:
         parts.append(f'<div class="plots">{"".join(map(_plot, section.plots))}</div>')
-    if section.pictures:
-        parts.append(f'<div class="pictures">{"".join(map(_picture, section.pictures))}</div>')
+    if section.thumbnails:
+        parts.append(f'<div class="thumbnails">{"".join(map(_thumbnail, section.thumbnails))}</div>')
     return f"<section>{''.join(parts)}</section>"
 
 
@@ -121,16 +121,17 @@ def _plot(plot: Plot) -> str:
     return f"<figure>{element}{_caption(plot.caption)}</figure>"
 
 
-def _picture(picture: Picture) -> str:
-    image = picture.image.convert("RGB")
+def _thumbnail(thumbnail: Thumbnail) -> str:
+    image = thumbnail.image.convert("RGB")
     small = max(image.size) < SMALL
     image.thumbnail((THUMBNAIL, THUMBNAIL))
     file = io.BytesIO()
     kind = "png" if small else "jpeg"
     image.save(file, kind, **({} if small else {"quality": 85}))
     data = base64.b64encode(file.getvalue()).decode()
-    alt, look = html.escape(picture.caption or "an image"), ' class="small"' if small else ""
-    return f'<figure><img{look} alt="{alt}" src="data:image/{kind};base64,{data}">{_caption(picture.caption)}</figure>'
+    alt, look = html.escape(thumbnail.caption or "an image"), ' class="small"' if small else ""
+    tag = f'<img{look} alt="{alt}" src="data:image/{kind};base64,{data}">'
+    return f"<figure>{tag}{_caption(thumbnail.caption)}</figure>"
 
 
 def _caption(text: str) -> str:

@@ -127,11 +127,10 @@ def _is_harmless(value: Any, depth: int = 0) -> bool:
     return isinstance(value, (bool, int, float, type(None)))
 
 
-def sources_of(args: Any) -> list[dict]:
+def sources_of(args: Any, spec: data.DataSpec) -> list[dict]:
     """Name, samples and share of an epoch of each source of the training data, None where that is not known."""
-    plan = data.training_sources(args)
-    if plan is not None:
-        return plan
+    if spec.sources:
+        return data.summarize(spec)
     return [{"name": args.dataset_type, "samples": args.train_num_samples, "share": 1.0}]
 
 

@@ -1,8 +1,8 @@
-"""What may be shown of a URL or a pipe: where it leads, never what opens it.
+"""What may be shown of a URL or a pipe: where it leads, never its credentials.
 
-A place that stands alone, such as an argument, is parsed to its end: a password may hold any character. A URL within a
-sentence of others ends nobody knows where, so rather more of it is hidden; and what was parsed as a secret of the
-arguments (`protect`) is hidden wherever it turns up.
+A place that stands alone, such as an argument, is parsed to its end: a password may hold any character. Where a URL in
+a sentence ends is not known, so more of it is hidden. Credentials that were found in the arguments (`redact_args`) are
+hidden wherever they appear.
 """
 
 import argparse
@@ -27,14 +27,14 @@ _SHARD = re.compile(r"[\w.-]*(?:\{[\w.,-]*\}[\w.-]*)*\.(?:tar|tgz)(?:\.\w+)?")
 
 
 def printable(text: str) -> str:
-    """`text` of others for a terminal or a log: what would move the cursor or hide a part of it is spelt out."""
+    """Untrusted text for a terminal or a log: characters that move the cursor or hide text are escaped."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
 def redact(text: str) -> str:
-    """`text` without credentials: of URLs neither user nor query values, of a pipe only its program and its shard."""
+    """`text` without credentials: URLs without user and query values, a pipe as its program and its shard."""
     if "://" in text or "pipe:" in text:
         text = "::".join(map(_redact_part, text.split("::")))
     return text if _known is None else _known.sub("***", text)
@@ -56,14 +56,14 @@ def _show_url(scheme: str, rest: str) -> str:
     _, at, host = authority.rpartition("@")
     path, mark, query = rest[len(authority) :].partition("#")[0].partition("?")
     if "@" in rest[len(authority) :] or (not at and not re.fullmatch(r"[^:]*(:\d*)?|\[.*", host)):
-        # A login with an unescaped / ? or #: where it ends is not known.
+        # A login with an unescaped / ? or #, whose end is not known.
         shard = rest.rpartition("@")[2].rpartition("/")[2]
         return f"{scheme}://***" + (f"/{shard}" if _SHARD.fullmatch(shard) else "")
     return f"{scheme}://{'***@' if at else ''}{host}{path}" + (f"?{_show_query(query)}" if mark and query else "")
 
 
 def _show_query(query: str) -> str:
-    """Only the first name: what looks like the next one may be a part of the first value."""
+    """Only the first name: what looks like a second one may be a part of the first value."""
     name, equals, _ = query.partition("=")
     return f"{name}=***" if equals and re.fullmatch(r"[\w-]{1,40}", name) else "***"
 
@@ -97,28 +97,25 @@ def _shard_of(word: str) -> str:
     return end if _SHARD.fullmatch(end) else ""
 
 
-# open_clip writes every argument to params.txt, to the log and to its trackers. So the arguments hold what may be
-# shown, and the real text stays in the memory of this process.
+# open_clip writes every argument to params.txt, to the log and to its trackers. So its namespace holds only text that
+# may be shown; the original text is returned to the caller.
 
-_ARGUMENTS = ("train_data", "val_data", "train_data_sizes")
-_FREE_TEXT = ("wandb_notes",)  # of which only what is shown is ever used
-_real: dict[str, str] = {}
+_PLACES = ("train_data", "val_data", "train_data_sizes")  # arguments that may hold credentials
+_FREE_TEXT = ("wandb_notes",)  # used only as it is shown
 _secrets: set[str] = set()
-_known: re.Pattern | None = None  # all of them, to be found in one go
+_known: re.Pattern | None = None  # matches all of them
 
 
-def protect(args: argparse.Namespace) -> argparse.Namespace:
-    """Put redacted text in the place of the arguments that may hold a login; `real` gives the original back.
+def redact_args(args: argparse.Namespace) -> dict[str, str]:
+    """Replace the arguments that may hold credentials by redacted text, and return their original values by name.
 
-    ValueError for a login in any other argument: open_clip itself would read it, and write it to its files.
+    From then on `redact` also hides these credentials wherever they appear in a text. ValueError for credentials in
+    any other argument: open_clip itself would read it, and write it to its files.
     """
-    for name in _ARGUMENTS:
-        value = getattr(args, name, None) or ""
+    original = {name: value for name in _PLACES if (value := getattr(args, name, None))}
+    for name, value in original.items():
         shown = _show_sizes(value) if name == "train_data_sizes" else redact(value)
         if shown != value:
-            if _real.setdefault(shown, value) != value:  # another secret for the same place
-                shown = f"{shown} (#{len(_real)})"
-                _real[shown] = value
             setattr(args, name, shown)
             sys.argv = [word.replace(value, shown) for word in sys.argv]
             _learn(value)
@@ -126,17 +123,12 @@ def protect(args: argparse.Namespace) -> argparse.Namespace:
     for name, value in vars(args).items():
         if name in _FREE_TEXT and isinstance(value, str):
             setattr(args, name, redact(value))
-        elif name not in _ARGUMENTS and any(redact(text) != text for text in _texts(value)):
+        elif name not in _PLACES and any(redact(text) != text for text in _texts(value)):
             raise ValueError(
                 f"--{name.replace('_', '-')} holds a login or a key, which would be logged: leave it out, and use a "
                 "local file or the environment."
             )
-    return args
-
-
-def real(value: str | None) -> str | None:
-    """The text that `protect` replaced, or the value itself."""
-    return _real.get(value, value) if value else value
+    return original
 
 
 def _texts(value: object) -> Iterator[str]:
@@ -148,14 +140,14 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _show_sizes(text: str) -> str:
-    """NAME=FILE,...: behind a URL a comma may be a part of it, so that nothing that follows is shown."""
+    """NAME=FILE,... up to the first URL: a comma may be a part of it, so that nothing after it is shown."""
     parts = re.split(r",(?=\s*[A-Za-z][\w.-]*=)", text)
     first = next((i for i, part in enumerate(parts) if redact(part) != part or "://" in part), len(parts))
     return ",".join([*map(redact, parts[: first + 1]), *["***"] * (first + 1 < len(parts))])
 
 
 def _learn(text: str) -> None:
-    """Remember what is secret in an argument, in every form that a message may quote it in."""
+    """Remember the credentials in an argument, in every form in which a message may quote them."""
     global _known
     for secret in {found for part in re.split(r"::|,(?=\s*[A-Za-z][\w.-]*=)", text) for found in _secrets_of(part)}:
         plain = unquote(secret)
@@ -194,7 +186,7 @@ def _show_traceback(kind: type[BaseException], error: BaseException, trace: Trac
 
 
 class RedactingFilter(logging.Filter):
-    """For log handlers, against messages of others that quote a URL."""
+    """Redacts the messages of a log handler, since other libraries quote URLs."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         message = record.getMessage()
@@ -204,7 +196,7 @@ class RedactingFilter(logging.Filter):
 
 
 def redact_logs() -> None:
-    """Every handler of the root logger shows redacted messages from now on."""
+    """Redact the messages of every handler of the root logger from now on."""
     for handler in logging.getLogger().handlers:
         if not any(isinstance(known, RedactingFilter) for known in handler.filters):
             handler.addFilter(RedactingFilter())

@@ -27,6 +27,7 @@ from ..losses.terms import LOSSES, WEIGHT
 from ..runs import record
 from ..system import files
 from ..system.processes import end_children
+from ..system.redact import redact_args
 from ..system.text import did_you_mean
 from . import push
 from .coordination import EXIT_STOPPED, Stopped
@@ -52,13 +53,13 @@ def main(argv: list[str] | None = None) -> int:
         flags.parse_args(["--help"])
     known, rest = own.parse_known_args(argv)
     try:
-        args = prepare(known, rest)
+        args, spec = prepare(known, rest)
     except ValueError as error:  # the same on every rank, so one of them says it
         if training.world_info_from_env()[1] == 0:
             print(f"pcmepp train: {data.printable(str(error))}", file=sys.stderr)
         return 2
     try:
-        return 0 if args.dry_run else run(args, rest)
+        return 0 if args.dry_run else run(args, spec, rest)
     except ValueError as error:  # of this rank
         print(f"pcmepp train: {data.printable(str(error))}", file=sys.stderr)
         return 2
@@ -120,15 +121,15 @@ def overrides() -> dict[str, tuple[str, type, str]]:
     return {**weights, **OVERRIDES}
 
 
-def prepare(own: argparse.Namespace, rest: list[str]) -> argparse.Namespace:
-    """All arguments, open_clip's and ours, and every mistake that shows before a model is built."""
+def prepare(own: argparse.Namespace, rest: list[str]) -> tuple[argparse.Namespace, data.DataSpec]:
+    """All arguments, open_clip's and ours, and the training data; every mistake that shows before a model is built."""
     never_ask()
     args = flags.parse_args(rest)
     vars(args).update(vars(own))
     flags.check_numbers(args)
     check_minutes(own)
     args.pcmepp_cfg = merged_cfg(args)
-    data.protect(args)
+    data_flags = data.DataFlags.from_args(args, redact_args(args))
     _, args.rank, args.world_size = training.world_info_from_env()
     args.world_size = args.dry_run or args.world_size
     if args.rank == 0:
@@ -141,21 +142,22 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> argparse.Namespace:
         check_places(args)
         if not args.dry_run and args.logs.lower() != "none":
             files.check_folder(Path(args.logs), "--logs")
-        data.check_data(args)
+    spec = data.resolve(data_flags, ranks=args.world_size, check=args.rank == 0)
+    if args.rank == 0:
         target = push.target_of(own, args.logs)
         if not args.dry_run:
             push.check_access(target)
     if args.dry_run:
-        dry_run(args)
-    return args
+        dry_run(args, spec)
+    return args, spec
 
 
-def run(args: argparse.Namespace, rest: list[str]) -> int:
+def run(args: argparse.Namespace, spec: data.DataSpec, rest: list[str]) -> int:
     """Stock `main` on these arguments, with ours in the place of some functions that it calls."""
     probabilistic = args.pcmepp_cfg is not None
     os.environ.setdefault("WANDB_RESUME", "allow")  # main means to, but compares after it has overwritten --resume
     leads = args.rank == 0
-    sources = record.sources_of(args) if args.rank == 0 else []
+    sources = record.sources_of(args, spec) if leads else []
     description = record.RunDescription(
         hyperparameters=record.hyperparameters(vars(args)),
         model_config=flags.model_config(args) if leads and flags.trains(args) else {},
@@ -183,7 +185,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> int:
                 rest,
                 args,
                 begin,
-                get_data=functools.partial(data.get_data, training.stock_get_data),
+                get_data=functools.partial(data.get_data, training.stock_get_data, spec),
                 passes=args.accum_freq if probabilistic else 1,
             )
             if code == 0 and loop is not None and loop.complete:

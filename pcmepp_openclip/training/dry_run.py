@@ -16,15 +16,15 @@ from ..models import state_dict
 from ..runs import checkpoints
 
 
-def dry_run(args: Any) -> None:
+def dry_run(args: Any, spec: data.DataSpec) -> None:
     """Print what training with these arguments would do on `args.world_size` ranks; ValueError for a mistake."""
-    rows = list(describe(args))
+    rows = list(describe(args, spec))
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         print(f"{name:{width}}  {value}")
 
 
-def describe(args: Any) -> Iterator[tuple[str, str]]:
+def describe(args: Any, spec: data.DataSpec) -> Iterator[tuple[str, str]]:
     run, model = planned_run(args), model_without_weights(args)
     parameters = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -35,7 +35,7 @@ def describe(args: Any) -> Iterator[tuple[str, str]]:
     yield "ranks", str(run.world_size)
     each = f"{run.batch_size} x {run.world_size} ranks x {run.accum_freq} accumulated"
     yield "global batch", f"{global_batch:,} ({each})"
-    samples, sources = _samples(args, run)
+    samples, sources = _samples(run, spec)
     batches = math.ceil(samples / (run.batch_size * run.world_size))
     steps = batches // run.accum_freq
     if steps == 0:
@@ -83,11 +83,10 @@ def _start(run: PlannedRun, model: Any) -> str:
     return f"of the tag {run.pretrained} (downloaded when training starts)"
 
 
-def _samples(args: Any, run: PlannedRun) -> tuple[int, list[tuple[str, float]]]:
+def _samples(run: PlannedRun, spec: data.DataSpec) -> tuple[int, list[tuple[str, float]]]:
     """Samples of an epoch, and the share of each source in it."""
-    plan = data.describe_data(args)
-    if plan is not None:
-        return plan
+    if spec.sources:
+        return spec.samples, list(spec.source_shares.items())
     if not run.trains:
         raise ValueError("There is nothing to train on: give --train-data.")
     if run.train_num_samples is None:

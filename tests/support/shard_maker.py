@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from pcmepp_openclip.data import add_arguments
+from pcmepp_openclip.data import DataFlags, DataSpec, add_arguments, resolve
 
 
 def picture(seed: int = 0, size: tuple[int, int] = (24, 20), mode: str = "RGB", format: str = "JPEG", **save) -> bytes:
@@ -115,11 +115,21 @@ def jitter(image) -> torch.Tensor:
 
 def load(args, transform=to_tensor, epoch: int = 0):
     """The train DataInfo, through the way in that training uses."""
+    return get_data(args, (transform, transform), epoch=epoch, tokenizer=Words())["train"]
+
+
+def get_data(args, preprocess_fns, epoch: int = 0, tokenizer=None) -> dict:
+    """All data of a run with these arguments, as training gets them."""
     from open_clip_train.data import get_data as stock
 
-    from pcmepp_openclip.data import get_data
+    from pcmepp_openclip import data
 
-    return get_data(stock, args, (transform, transform), epoch=epoch, tokenizer=Words())["train"]
+    return data.get_data(stock, specify(args), args, preprocess_fns, epoch=epoch, tokenizer=tokenizer)
+
+
+def specify(args, check: bool = False) -> DataSpec:
+    """The training data of arguments that are not redacted."""
+    return resolve(DataFlags.from_args(args), ranks=args.world_size, check=check)
 
 
 def captions(data) -> list[list[str]]:
@@ -176,7 +186,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if server.ranges and (wanted := self.headers.get("Range")):
             start = int(wanted.removeprefix("bytes=").split("-")[0])
         body = data[start:]
-        headers = {"Content-Length": str(len(body))}
+        headers = {"Content-Length": str(len(body)), **({"Accept-Ranges": "bytes"} if server.ranges else {})}
         if "tag" in server.tells:
             headers["ETag"] = f'"{zlib.crc32(data)}"'
         if "date" in server.tells:
@@ -190,7 +200,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             server.drops[path] -= 1
             body = body[: len(body) // 2]
             self.close_connection = True
-        self.wfile.write(body)
+        for at in range(0, len(body), 1 << 16):
+            server.sent[path] = server.sent.get(path, 0) + self.wfile.write(body[at : at + (1 << 16)])
         return None
 
     def answer(self, status: int, headers: dict | None = None) -> None:
@@ -206,11 +217,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
 @contextlib.contextmanager
 def serve(root: Path, *, ranges: bool = True, login: str | None = None, tells: tuple = ("tag", "date")) -> Iterator:
     """An HTTP server of a folder on 127.0.0.1. `.drops[path] = n`: the next n answers break off in their middle;
-    `.refusals[path] = n`: the next n are a 503; `.log`: all requests. `tells`: what it says of a file's version."""
+    `.refusals[path] = n`: the next n are a 503; `.log`: all requests; `.sent[path]`: bytes of bodies that were sent.
+    `tells`: what it says of a file's version."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     server.root, server.ranges, server.login = root, ranges, login
-    server.drops, server.refusals, server.log, server.tells = {}, {}, [], tells
+    server.drops, server.refusals, server.log, server.sent, server.tells = {}, {}, [], {}, tells
     server.url = f"http://127.0.0.1:{server.server_port}"
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:

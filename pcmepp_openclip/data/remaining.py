@@ -1,8 +1,8 @@
-"""What is left of an exact pass that goes on with another seed, batch size or number of ranks.
+"""The samples that remain of an exact pass that is resumed with another seed, batch size or number of ranks.
 
-The order of a pass follows from how it is dealt out, so which samples the first batches of all ranks took can be worked
-out again, without reading anything, in about 2 seconds a million. What is left is a line of its own, which is dealt out
-anew: over the whole epoch each sample is still seen once.
+The order of a pass follows from how its line was distributed, so that the samples which the first batches of all ranks
+took can be computed again, without reading anything, in about 2 seconds per million. The remaining ones form a line of
+their own, which is distributed again: each sample is still seen once in the whole epoch.
 """
 
 import hashlib
@@ -18,17 +18,17 @@ from .feeds import ShuffleBuffer
 from .plan import ExactPass, Segment, Shard, buffer_size, fresh_slice, lane_batches, order_seed
 from .sources import kind, local_path, shard_key
 
-MOST_PROBED = 1000  # shards whose content is looked at, spread over all: a look costs a slow disk milliseconds
-PROBE = 4096
+MAX_PROBED_SHARDS = 1000  # spread over all shards: each probe costs a slow disk milliseconds
+PROBE_BYTES = 4096
 
 
 class Deal(NamedTuple):
-    """How a line was dealt out and how far that went. Plain numbers, which a checkpoint keeps.
+    """How a line was distributed over ranks and lanes, and how far it was read. Checkpoints keep it.
 
     Arguments:
-        first: the batch of the epoch that it begins with, 0 unless the epoch had begun otherwise.
-        batches: of a rank, in the whole epoch.
-        taken: batches of a rank, from `first` on.
+        first: the index of its first batch in the epoch, 0 unless the epoch began with other settings.
+        batches: per rank, in the whole epoch.
+        taken: batches per rank, from `first` on.
     """
 
     seed: int
@@ -42,12 +42,12 @@ class Deal(NamedTuple):
 
     @property
     def samples(self) -> int:
-        """That were taken, over all ranks."""
+        """Samples that were taken, over all ranks."""
         return self.taken * self.batch_size * self.world_size
 
 
-class Left:
-    """Pieces of the line of a pass, in its order, as a line of their own."""
+class Remaining:
+    """Parts of the line of a pass, in its order, as a line of their own."""
 
     def __init__(self, line: ExactPass, pieces: Iterable[tuple[int, int]]):
         """`pieces` are positions [start, stop) of the line that do not overlap."""
@@ -62,17 +62,17 @@ class Left:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def pieces(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
-        """What is at [begin, end) of this line, as pieces of the pass's."""
-        number = int(np.searchsorted(self._ends, begin, side="right"))
+        """The range [begin, end) of this line, as ranges of the line of the pass."""
+        index = int(np.searchsorted(self._ends, begin, side="right"))
         while begin < end:
-            stop, behind = int(self._stops[number]), int(self._ends[number])
-            start = stop - (behind - begin)
+            stop, end_here = int(self._stops[index]), int(self._ends[index])
+            start = stop - (end_here - begin)
             yield start, min(stop, start + end - begin)
-            begin, number = behind, number + 1
+            begin, index = end_here, index + 1
 
     def segments(self, begin: int, end: int | None = None) -> Iterator[Segment]:
-        """The pieces of shards at [begin, end) of this line, each shard in one go. No `end`: samples of the whole pass,
-        which all are seen again, for ever."""
+        """The parts of shards at [begin, end) of this line, each shard at once. Without `end`: samples of the whole
+        pass without end, to be seen a second time."""
         if end is None:
             yield from self._line.segments(begin)
             return
@@ -83,9 +83,9 @@ class Left:
             yield Segment(parts[0].shard, parts[0].start, parts[-1].stop, only)
 
 
-def left_of(base: ExactPass, deals: Sequence[Deal], epoch: int) -> ExactPass | Left:
-    """What several deals, one after the other, have left of the line of a pass."""
-    line: ExactPass | Left = base
+def remaining_after(base: ExactPass, deals: Sequence[Deal], epoch: int) -> ExactPass | Remaining:
+    """The part of the line of a pass that several deals in a row have left."""
+    line: ExactPass | Remaining = base
     for deal in deals:
         pieces: list[tuple[int, int]] = []
         for rank, lane in itertools.product(range(deal.world_size), range(deal.lanes)):
@@ -99,12 +99,12 @@ def left_of(base: ExactPass, deals: Sequence[Deal], epoch: int) -> ExactPass | L
             for position in order.waiting:
                 pieces += line.pieces(position, position + 1)
             pieces += line.pieces(begin + order.pulled, end)
-        line = Left(base, pieces)
+        line = Remaining(base, pieces)
     return line
 
 
-def names(shards: Sequence[Shard]) -> str:
-    """A digest of which shards there are and what was counted in them, wherever they lie."""
+def shards_digest(shards: Sequence[Shard]) -> str:
+    """A digest of the names and counts of shards, independent of their folders."""
     digest = hashlib.blake2b(digest_size=16)
     for shard in shards:
         counted = None if shard.size is None else (shard.size.samples, sorted(shard.size.unusable))
@@ -112,11 +112,11 @@ def names(shards: Sequence[Shard]) -> str:
     return digest.hexdigest()
 
 
-def probes(shards: Sequence[Shard]) -> dict[int, int]:
-    """A number for what local shards hold, by their place in the order: of their length, beginning and middle."""
+def content_probes(shards: Sequence[Shard]) -> dict[int, int]:
+    """A digest of length, beginning and middle of each local shard, by its index."""
     found = {}
-    for number in range(0, len(shards), max(1, -(-len(shards) // MOST_PROBED))):
-        place = shards[number].place
+    for index in range(0, len(shards), max(1, -(-len(shards) // MAX_PROBED_SHARDS))):
+        place = shards[index].place
         if kind(place) != "local":
             continue
         try:
@@ -125,8 +125,8 @@ def probes(shards: Sequence[Shard]) -> dict[int, int]:
                 digest = hashlib.blake2b(length.to_bytes(8, "big"), digest_size=7)
                 for start in (0, length // 2):
                     file.seek(start)
-                    digest.update(file.read(PROBE))
+                    digest.update(file.read(PROBE_BYTES))
         except OSError:
             continue
-        found[number] = int.from_bytes(digest.digest(), "big")
+        found[index] = int.from_bytes(digest.digest(), "big")
     return found
