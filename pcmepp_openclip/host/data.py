@@ -31,9 +31,7 @@ class TrainData(DataInfo):
     def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
         """The next iteration is over batches `first_batch`, ... of that epoch."""
         if not 0 <= first_batch <= self.dataloader.num_batches:
-            raise ValueError(
-                f"An epoch has {self.dataloader.num_batches} batches: it cannot continue at {first_batch}."
-            )
+            raise ValueError(f"An epoch has {self.dataloader.num_batches} batches: it cannot go on at {first_batch}.")
         self.position.epoch.set_value(epoch)
         self.position.first_batch.set_value(first_batch)
 
