@@ -277,7 +277,7 @@ def test_details_once_each_and_a_summary_each_epoch(tmp_path, caplog):
         captions(data)
     details = [record for record in caplog.records if record.levelname == "WARNING"]
     assert len(details) == 1 and "broken image" in details[0].getMessage()
-    summaries = [r.getMessage() for r in caplog.records if "not used" in r.getMessage()]
+    summaries = [r.getMessage() for r in caplog.records if "unusable: " in r.getMessage()]
     assert len(summaries) == 3 and all("broken image" in line for line in summaries)
 
 
