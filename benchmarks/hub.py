@@ -1,4 +1,4 @@
-"""What pushing to a slow Hub costs a training step: steps while a push goes on, and while it is held up, in turns.
+"""What pushing to a slow Hub costs a training step: steps during a push and while the push is paused, in turns.
 
 python -m benchmarks hub
 """
@@ -69,7 +69,7 @@ def hub(place: Path) -> Iterator[None]:
 
 
 def measure(place: Path) -> tuple[list[float], list[float]]:
-    """Seconds a step with and without a push beside it; one push after the other goes through all of its stages."""
+    """Seconds per step with and without a push; one push after the other goes through all of its stages."""
     step, checkpoint = training()
     (place / "run").mkdir()
     pusher = Pusher(HubTarget("me/benchmark"), place / "run")

@@ -1,4 +1,4 @@
-"""`pcmepp_cfg`: the block of a model's JSON config that says what is probabilistic about it."""
+"""`pcmepp_cfg`: the block of a model's JSON config with the settings of PCME++."""
 
 import dataclasses
 import math
@@ -12,17 +12,17 @@ from .system.text import did_you_mean
 
 @dataclass(frozen=True)
 class PCMEppCfg:
-    """What makes a CLIP probabilistic. The keys that decide which tensors a checkpoint holds have no default.
+    """The settings of PCME++. Keys that determine the tensors of a checkpoint have no default.
 
     Arguments:
-        head_layers: transformer blocks of the log-variance head. The towers split that many blocks before
-            their end: one block in the paper, two in the released weights.
+        head_layers: number of transformer blocks of the log-variance branch, which leaves each tower that many
+            blocks before its end: one in the paper, two in the released weights.
         init_logvar_bias: initial value of a learnable bias, [D], on the log-variances of both towers; null for no
-            such parameter, as in the released weights. At 0 the variances drown the means (512 per side
+            bias, as in the released weights. At 0 the variances drown the means (512 per side
             against at most 4), at -10 they start at 0.02 per side.
         init_match_scale, init_match_shift: initial values of a and b in the matching logit -a d + b.
         distance: d of the matching logit, a name in `DISTANCES`.
-        reduction: of the matching loss, "mean" or "sum", see `matching_loss`.
+        reduction: reduction of the matching loss, "mean" or "sum", see `matching_loss`.
         weights: weights of the loss terms by key, in JSON as `contrastive_weight`, `match_weight`, `pp_weight`,
             `vib_weight` and so on for every name in `LOSSES`; a term that is not given has its default weight.
     """
@@ -37,7 +37,9 @@ class PCMEppCfg:
 
     def __post_init__(self) -> None:
         if type(self.head_layers) is not int or self.head_layers < 1:
-            raise ValueError(f"pcmepp_cfg.head_layers must be a whole number from 1 up, not {self.head_layers!r:.40}.")
+            raise ValueError(
+                f"pcmepp_cfg.head_layers must be a whole number of at least 1, not {self.head_layers!r:.40}."
+            )
         numbers = {name: getattr(self, name) for name in ("init_match_scale", "init_match_shift")} | self.weights
         if self.init_logvar_bias is not None:
             numbers["init_logvar_bias"] = self.init_logvar_bias
@@ -45,9 +47,9 @@ class PCMEppCfg:
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
                 raise ValueError(f"pcmepp_cfg.{key} must be a finite number, not {value!r:.40}.")
             if key in self.weights and value < 0:
-                raise ValueError(f"pcmepp_cfg.{key} must not be negative, not {value!r:.40}.")
+                raise ValueError(f"pcmepp_cfg.{key} must be at least 0, not {value!r:.40}.")
         if not any(loss_weights(self.weights).values()):
-            raise ValueError("pcmepp_cfg gives every term of the loss a weight of 0, so there is nothing to train.")
+            raise ValueError("pcmepp_cfg gives every loss term a weight of 0, so there is nothing to train.")
         if self.init_match_scale <= 0:
             raise ValueError(f"pcmepp_cfg.init_match_scale must be positive, not {self.init_match_scale!r:.40}.")
         if self.reduction not in ("mean", "sum"):
@@ -76,6 +78,6 @@ class PCMEppCfg:
                 raise ValueError(f"pcmepp_cfg has an unknown key {str(key)[:60]!r}; {hint}")
         for key in ("head_layers", "init_logvar_bias"):
             if key not in block:
-                raise ValueError(f"pcmepp_cfg lacks '{key}'; it decides which tensors a checkpoint holds.")
+                raise ValueError(f"pcmepp_cfg lacks '{key}', which determines the tensors of a checkpoint.")
         given = {key: value for key, value in block.items() if key in weights}
         return cls(**{key: value for key, value in block.items() if key in settings}, weights=given)

@@ -42,9 +42,9 @@ class Gaussian(NamedTuple):
 
     @property
     def keys(self) -> Tensor:
-        """A number per sample, [N] int64: the same for equal Gaussians, different for any others but by a chance of
-        2^-64 per pair. Equal Gaussians are equally far from anything, while the rounding of a matrix product may say
-        otherwise; so ties between them are told by their keys."""
+        """A hash per sample, [N] int64: the same for equal Gaussians, and different for others, except with a
+        probability of 2^-64 per pair. Equal Gaussians are equally far from anything, but the rounding of a matrix
+        product may say otherwise, so ties are detected by these keys."""
         with torch.no_grad():
             parts = zip(self.mean.split(1024), self.logvar.split(1024), strict=True)  # int64 takes twice the memory
             return torch.cat([_hash(torch.cat([mean.float(), logvar.float()], dim=1)) for mean, logvar in parts])

@@ -40,7 +40,7 @@ def test_help_of_every_command(command, capsys):
 
 def test_an_unknown_command(capsys):
     assert cli.main(["fly"]) == 2
-    assert capsys.readouterr().err == f"pcmepp: there is no command 'fly'; there are: {', '.join(cli.COMMANDS)}.\n"
+    assert capsys.readouterr().err == f"pcmepp: unknown command 'fly'; commands: {', '.join(cli.COMMANDS)}.\n"
 
 
 def start(*argv, **kwargs):

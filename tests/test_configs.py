@@ -37,8 +37,11 @@ def one_sentence(error) -> str:
         ({**GOOD, "init_match_scale": None}, ["init_match_scale", "None"]),
         ({**GOOD, "init_match_shift": float("inf")}, ["init_match_shift", "inf"]),
         ({**GOOD, "init_match_shift": [1]}, ["init_match_shift", "[1]"]),
-        ({**GOOD, "vib_weight": -1e-6}, ["vib_weight", "negative"]),
-        ({**GOOD, "contrastive_weight": 0, "match_weight": 0, "vib_weight": 0}, ["every term", "nothing to train"]),
+        ({**GOOD, "vib_weight": -1e-6}, ["vib_weight", "at least 0"]),
+        (
+            {**GOOD, "contrastive_weight": 0, "match_weight": 0, "vib_weight": 0},
+            ["every loss term", "nothing to train"],
+        ),
         ({**GOOD, "match_weight": False}, ["match_weight", "False"]),
         ({**GOOD, "pp_weight": "0"}, ["pp_weight", "'0'"]),
         ([1], ["JSON object", "list"]),

@@ -73,7 +73,7 @@ def test_gradients_against_loops(name):
 def test_bad_input():
     with pytest.raises(ValueError, match=r"of the same D; got \[3, 6\] and \[3, 5\]"):
         DISTANCES["wasserstein"].matrix(gaussians(3), gaussians(3, dims=5))
-    with pytest.raises(ValueError, match="There is no distance 'kl'; there are: cosine, csd, wasserstein"):
+    with pytest.raises(ValueError, match="Unknown distance 'kl'; known distances: cosine, csd, wasserstein"):
         get_distance("kl")
     with pytest.raises(NotImplementedError, match="Distance must define `factors`, or both"):
         Distance().paired(gaussians(3), gaussians(3))

@@ -27,11 +27,11 @@ def test_it_says_what_would_happen(counted, tmp_path, capsys):
     assert call(counted, "--dry-run", "4", "--accum-freq", "2", "--logs", str(tmp_path), "--name", "new") == 0
     out = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines() if "  " in line.strip())
     out = {name.strip(): value.strip() for name, value in out.items()}
-    assert out["global batch"].startswith("32 (4 x 4 ranks x 2")
+    assert out["global batch"].startswith("32 (4 per rank x 4 ranks x 2")
     assert out["steps"] == "16 per epoch, 160 in 10 epochs"  # 512 samples
     assert out["warm-up"] == "5 steps, 3.1 % of the run"
     assert out["samples seen"] == "5,120"
-    assert "160,517,379 parameters" in out["model"] and out["a checkpoint"] == "about 1.93 GB"
+    assert "160,517,379 parameters" in out["model"] and out["checkpoint size"] == "about 1.93 GB"
     assert out["output"] == str(tmp_path / "new") and not (tmp_path / "new").exists()
 
 
@@ -50,14 +50,15 @@ def test_mistakes(counted, tmp_path, capsys):
     (tmp_path / "cut.pt").write_bytes((tmp_path / "cut.pt").read_bytes()[:-100])
     for flags, words in [
         (["--warmup", "100000"], "--warmup"),
-        (["--batch-size", "1000", "--accum-freq", "4"], "less than one global batch"),
+        (["--batch-size", "1000", "--accum-freq", "4"], "smaller than the global batch"),
         (["--logs", str(tmp_path), "--name", "old"], "--resume latest"),
         (["--pretrained", str(tmp_path / "foreign.pt")], "foreign.pt"),
         (["--pretrained", "no_such_tag"], "no_such_tag"),
         (["--resume", str(tmp_path / "cut.pt")], "cut.pt"),
         (["--resume", str(tmp_path / "none.pt")], "there is no such file"),
         (["--workers", "60"], "--workers"),
-        (["--vib-weight", "-1"], "vib_weight"),
+        (["--vib-weight", "-1"], "--vib-weight must be at least 0"),
+        (["--distance", "cds"], "--distance: Unknown distance"),
     ]:
         assert call(counted, "--dry-run", *flags) == 2, flags
         err = capsys.readouterr().err

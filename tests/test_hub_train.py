@@ -228,7 +228,7 @@ def test_no_network_at_the_start(guarded, ranks, flags, tmp_path):
     assert ranks.wait([pid]) == [0]
     assert guarded.titles("me/later")[-1] == "Step 8: 2 epochs, 128 samples seen"
     said = ranks.log.read_text()
-    assert "the Hub cannot be reached (RemoteProtocolError). Training starts all the same" in said
+    assert "the Hub cannot be reached (RemoteProtocolError). Training starts anyway" in said
 
 
 REFUSED = {

@@ -178,7 +178,7 @@ def test_a_run_that_waits_for_data_says_so_and_stops_with_a_checkpoint(ranks, fl
     more = ["--train-data", drying_up(data, tmp_path), "--train-data-shuffle-buffer", "4", "--batch-size", "2"]
     pids = ranks.start(world, flags(*more, "--dataset-resampled"))
     if world == 1:
-        wait_for(lambda: in_run(tmp_path, "Waiting for a batch of epoch 0 for 10 s"))
+        wait_for(lambda: in_run(tmp_path, "Waited 10 s for a batch of epoch 0"))
     else:
         wait_for(lambda: sum(len(path.read_text()) > 3 for path in tmp_path.glob("visits.*")) == world)
     workers = [child for pid in pids for child in children(pid)]

@@ -96,8 +96,9 @@ def make_loader_spec(spec: DataSpec, transform: Any, tokenizer: Any, *, rank: in
 def _announce(spec: DataSpec, loader: LoaderSpec) -> None:
     for source, total in zip(spec.sources, spec.totals, strict=True):
         counted = "not counted" if total is None else f"{total} usable samples"
-        share = "" if spec.shares is None else f", {100 * spec.source_shares[source.name]:.2f} % of the samples wanted"
-        logging.info("Data: %s: %d shards, %s%s", source.name, len(source.shards), counted, share)
+        share = "" if spec.shares is None else f", wanted share {100 * spec.source_shares[source.name]:.2f} %"
+        shards = f"{len(source.shards)} shard{'s' if len(source.shards) > 1 else ''}"
+        logging.info("Data: %s: %s, %s%s", source.name, shards, counted, share)
     delivered = loader.batches * loader.batch_size * loader.world_size
     if spec.shares is not None:
         logging.info("Data: resampled epochs of %d samples each", delivered)
@@ -105,7 +106,9 @@ def _announce(spec: DataSpec, loader: LoaderSpec) -> None:
         usable = sum(shard.size.samples for shard in loader.shards if shard.size)
         again = max(0, delivered - usable)
         logging.info(
-            "Data: exact passes over %d samples; %d of them are seen twice to fill the last batch", usable, again
+            "Data: exact passes over %d samples per epoch; %d of them are seen twice to fill the last batch",
+            min(delivered, usable),
+            again,
         )
     else:
         logging.info(

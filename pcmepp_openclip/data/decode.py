@@ -31,7 +31,7 @@ class BadImage(Exception):
 
 
 def open_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Any:
-    """The image, of which only the header is read."""
+    """The image, with only its header read."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

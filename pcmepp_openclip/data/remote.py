@@ -1,8 +1,8 @@
 """Shards over the network, through fsspec: `http(s)://`, `hf://`, `s3://`, `gs://`, `az://`.
 
-A file of a web server, or of a Hugging Face repo, is one streamed request from a position on: progress shows while it
-arrives, servers without ranges work, and one shard costs one request. Object stores answer requests for ranges, of
-which the next one is under way while the last one is used.
+A file of a web server, or of a Hugging Face repo, is read by one streamed request that starts at the wanted
+position: progress shows while it arrives, servers without range requests work, and a shard costs one request. Objects
+in a store are read in ranges; the next range is requested while the last one is used.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from .sources import kind, label, split_hf
 
 MIN_RANGE_BYTES, MAX_RANGE_BYTES = 1 << 16, 1 << 23
 FIRST_RANGE_BYTES = 1 << 18
-QUICK_S = 1.0  # a range that is waited for longer is followed by a smaller one
+QUICK_S = 1.0  # after a range that takes longer, the next one is smaller
 HTTP_BUFFER_BYTES = 1 << 18
 
 # With --debug these would write signed URLs and session tokens to the log.
@@ -37,7 +37,7 @@ def filesystem(protocol: str) -> Any:
     """The fsspec filesystem of this process.
 
     Its event loop and its connections do not survive a fork, and closing those of the parent process would disturb
-    them there. So each process makes its own one, and keeps what it inherited untouched.
+    them there. So each process creates its own filesystem and leaves an inherited one untouched.
     """
     found = _filesystems.get((os.getpid(), protocol))
     if found is None:

@@ -125,7 +125,8 @@ def show(args: argparse.Namespace, numbers: dict[str, float]) -> None:
     for target in GOALS:
         value = numbers[target.name]
         verdict = "reached" if target.reached(value) else "not reached"
-        print(f"  {value:6.2f}  (target {target.value:g}: {verdict})  {target.words}")
+        target_value = f"target: {'at most' if target.below else 'at least'} {target.value:g}, {verdict}"
+        print(f"  {value:6.2f}  {f'({target_value})':35}  {target.words}")
     out, model, data = args.out, args.out / "model", args.out / "data"
     print(f"""
 The figure      {out / FIGURE}

@@ -1,6 +1,6 @@
 """Distances between Gaussians, one per file.
 
-`base` says what a distance is; `cosine` ranks by the means alone, as CLIP does; `csd` is the distance of PCME++;
+`base` defines what a distance is; `cosine` ranks by the means alone, as CLIP does; `csd` is the distance of PCME++;
 `wasserstein` is a common alternative. A new distance is one file and one line of `DISTANCES`.
 """
 
@@ -18,9 +18,9 @@ DISTANCES: dict[str, Distance] = {
 
 
 def get_distance(name: str) -> Distance:
-    """The registered distance of that name; a ValueError lists those there are."""
+    """The registered distance of that name; ValueError if there is none."""
     if name not in DISTANCES:
-        raise ValueError(f"There is no distance '{name}'; there are: {', '.join(DISTANCES)}.")
+        raise ValueError(f"Unknown distance '{name}'; known distances: {', '.join(DISTANCES)}.")
     return DISTANCES[name]
 
 

@@ -1,7 +1,10 @@
-"""`pcmepp eval --model NAME [--pretrained TAG_OR_FILE] --retrieval FOLDER --zeroshot FOLDER --out DIR`
+"""`pcmepp eval`: evaluate retrieval, zero-shot classification and the uncertainty of a model.
 
-Retrieval, zero-shot classification and what the uncertainty means, as a table, DIR/results.json and DIR/index.html.
-The same command resumes where it was stopped; `torchrun ... -m -- pcmepp_openclip.cli eval ...` shares the work.
+    pcmepp eval --model PCMEpp-ViT-B-16 --pretrained epoch_32.pt --retrieval FOLDER --zeroshot FOLDER --out DIR
+    torchrun --nproc-per-node 8 -m -- pcmepp_openclip.cli eval ...      # the same on 8 ranks
+
+Prints tables and writes DIR/results.json, DIR/metrics.csv and DIR/index.html. The same command resumes an interrupted
+evaluation.
 """
 
 import argparse
@@ -28,7 +31,7 @@ from .tasks import TaskResult, evaluate_retrieval, evaluate_zeroshot
 
 def main(argv: list[str]) -> None:
     args = _arguments(argv)
-    captioned, labelled = _datasets(args)  # before the model: what is wrong here is said at once
+    captioned, labelled = _datasets(args)  # before the model, so that mistakes show at once
     _check_out(args.out)
     with process_group() as rank:
         encoder, notes = load(args)
@@ -56,10 +59,12 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="pcmepp eval", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    group = parser.add_argument_group("the model")
-    group.add_argument("--model", required=True, help="of open_clip.list_models(), or hf-hub:ORG/NAME, local-dir:PATH")
-    group.add_argument("--pretrained", help="a tag, or a checkpoint file")
-    group = parser.add_argument_group("what to evaluate on; each may be given several times, as FOLDER or NAME=FOLDER")
+    group = parser.add_argument_group("model")
+    group.add_argument(
+        "--model", required=True, help="a name in open_clip.list_models(), hf-hub:ORG/NAME or local-dir:PATH"
+    )
+    group.add_argument("--pretrained", help="a pretrained tag of open_clip or a checkpoint file")
+    group = parser.add_argument_group("data; --retrieval and --zeroshot can be repeated, as FOLDER or NAME=FOLDER")
     group.add_argument(
         "--retrieval",
         action="append",
@@ -75,25 +80,31 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         help="images with classes: a folder in clip_benchmark's layout, or one subfolder of images per class",
     )
     group.add_argument("--coco", metavar="JSON", help="Karpathy's dataset_coco.json: COCO 1K, 5K, CxC, ECCV Caption")
-    group.add_argument("--coco-images", metavar="FOLDER", help="where COCO's val2014 is")
-    group.add_argument("--split", default="test", help="the split that is measured (test)")
+    group.add_argument("--coco-images", metavar="FOLDER", help="the folder that contains COCO's val2014")
+    group.add_argument("--split", default="test", help="the split to evaluate on (default: test)")
     group.add_argument(
-        "--val-split", default="val", help="the split that zero-shot choices are made on, where there is one (val)"
+        "--val-split",
+        default="val",
+        help="the split on which zero-shot settings are chosen, if it exists (default: val)",
     )
-    group = parser.add_argument_group("how")
-    group.add_argument("--out", required=True, type=Path, help="the folder for results, report and embeddings")
-    group.add_argument("--batch-size", type=int, default=64)
-    group.add_argument("--workers", type=int, default=min(4, os.cpu_count() or 1), help="processes that decode images")
-    group.add_argument("--precision", choices=("fp32", "amp_bf16"), default="fp32")
+    group = parser.add_argument_group("output and computation")
+    group.add_argument("--out", required=True, type=Path, help="folder for results, report and cached embeddings")
+    group.add_argument("--batch-size", type=int, default=64, help="samples per batch and rank (default: 64)")
     group.add_argument(
-        "--exif-orientation", action="store_true", help="turn images as their EXIF orientation says; open_clip does not"
+        "--workers", type=int, default=min(4, os.cpu_count() or 1), help="processes that decode images, per rank"
     )
-    group.add_argument("--device", help="cuda where there is one, else cpu")
+    group.add_argument("--precision", choices=("fp32", "amp_bf16"), default="fp32", help="default: fp32")
+    group.add_argument(
+        "--exif-orientation",
+        action="store_true",
+        help="rotate images according to their EXIF orientation; open_clip does not",
+    )
+    group.add_argument("--device", help="default: cuda if available, else cpu")
     args = parser.parse_args(argv)
     if not (args.retrieval or args.zeroshot or args.coco):
         raise ValueError("There is nothing to evaluate on: give --retrieval, --zeroshot or --coco.")
     if args.coco and not args.coco_images:
-        raise ValueError("--coco needs --coco-images, the folder where COCO's val2014 is.")
+        raise ValueError("--coco needs --coco-images, the folder that contains COCO's val2014.")
     if args.batch_size < 1 or args.workers < 0:
         raise ValueError("--batch-size must be at least 1, and --workers at least 0.")
     return args
@@ -190,7 +201,7 @@ def write_results(args: argparse.Namespace, encoder: Encoder, results: list[Task
     frame = pages.metric_frame(results)
     files.write_whole(args.out / "metrics.csv", lambda path: frame.to_csv(path, index=False))
     for result in results:
-        print(f"\n{result.name} ({result.task})")
+        print(f"\n{'Zero-shot' if result.task == 'zeroshot' else 'Retrieval'}: {result.name}")
         print(pages.text_table(result))
     name = args.model if not args.pretrained else f"{args.model}, {Path(args.pretrained).name}"
     lead = f"Split {args.split}, {args.precision}, weights {encoder.fingerprint[:12]}. {' '.join(notes)}"

@@ -1,14 +1,15 @@
-"""The only room that touches open_clip's internals: all that may break with a new open_clip is here.
+"""The only folder that touches open_clip's internals: everything that may break with a new open_clip is here.
 
 - `seams`: every name of open_clip that is replaced or relied on. `registration`: how the plugin gets in.
-- `towers`: the pieces of open_clip's towers that the model is built of. `loss`: what `create_loss` builds.
-- `repos`: how open_clip finds models, with `config_check` for the configs of others. `weights`: reads their files.
+- `towers`: the parts of open_clip's towers that the model is built from. `loss`: what `create_loss` builds.
+- `repos`: how open_clip finds models. `config_check`: validates configs from the Hub and local folders. `weights`:
+  reads weight files.
 - `training`: runs the `main` of `trainer`. `calls`: the calls of its loop. `parallel`: its DDP. `data`: what it expects
-  of a dataset. `flags`: what is read of its command line. `published`: the flags that may be told.
+  of a dataset. `flags`: what is read from its command line. `published`: the flags that may be published.
 
-Public, documented names of open_clip may be used anywhere, by `import open_clip`; its modules, names with an
-underscore, and names replaced in its modules only here. Importing this room fails at once where open_clip is not one
-that the plugin was written for.
+Public, documented names of open_clip may be used anywhere, by `import open_clip`; its submodules, names
+with an underscore, and names replaced in its modules only here. Importing this folder fails at once if the installed
+open_clip is not supported.
 """
 
 from . import seams

@@ -12,7 +12,7 @@ from typing import Any
 from . import seams
 from .trainer import train
 
-VALIDATION = ("val", "imagenet-val", "imagenet-v2")  # what `get_data` calls the data of a validation
+VALIDATION = ("val", "imagenet-val", "imagenet-v2")  # the keys of validation data in what `get_data` returns
 
 stock_train_one_epoch = train.train_one_epoch
 
@@ -49,7 +49,7 @@ class EpochCall(_Call):
         """The epoch, by open_clip's loop, which takes (index, batch) from `steps(loader)`: code between the steps.
 
         Arguments:
-            first_batch: the batch that the loader is to begin with, where it can; else it begins with the first one.
+            first_batch: the batch at which the loader starts, if it can; 0 for all others.
         """
         entered = False
 
@@ -95,7 +95,7 @@ class ValidationCall(_Call):
 
 
 class _HookedLoader:
-    """A loader whose batches come by the hooked `enumerate` alone: a loop that takes them otherwise is stopped."""
+    """A loader that only the hooked `enumerate` can iterate over: any other loop over it raises HostChanged."""
 
     def __init__(self, loader: Any):
         self._loader = loader
@@ -112,7 +112,7 @@ class _HookedLoader:
 
 @contextlib.contextmanager
 def _enumerated(loader: Any, hook: Callable[[Any], Iterator[tuple[int, Any]]]) -> Iterator[_HookedLoader]:
-    """A stand-in for `loader`, of which `enumerate` in open_clip's loop gives `hook(loader)`."""
+    """A stand-in for `loader`: `enumerate` of it in open_clip's loop returns `hook(loader)`."""
     hooked = _HookedLoader(loader)
 
     def enumerate_(iterable: Iterable, *args: Any) -> Iterator:
@@ -123,7 +123,7 @@ def _enumerated(loader: Any, hook: Callable[[Any], Iterator[tuple[int, Any]]]) -
 
 
 class _Metrics:
-    """`get_clip_metrics`, ours."""
+    """Our replacement of `get_clip_metrics`."""
 
     def __init__(self, compute: Callable):
         self.compute, self.entered = compute, False
@@ -134,12 +134,12 @@ class _Metrics:
 
 
 def metrics_of(compute: Callable) -> contextlib.AbstractContextManager:
-    """While it lasts, `compute(image_features, text_features, logit_scale)` gives the validation's metrics."""
+    """A context in which `compute(image_features, text_features, logit_scale)` returns the validation metrics."""
     return seams.METRICS.replaced(_Metrics(compute))
 
 
 def stock_evaluate(model: Any, data: dict, epoch: int, args: Any, **kwargs: Any) -> dict:
-    """open_clip's `evaluate`. HostChanged if it passes over metrics that were put in place."""
+    """open_clip's `evaluate`. HostChanged if it does not call the metrics that were put in place."""
     found = train.evaluate(model, data, epoch, args, **kwargs)
     due = args.val_frequency and (epoch % args.val_frequency == 0 or epoch == args.epochs)
     metrics = train.get_clip_metrics

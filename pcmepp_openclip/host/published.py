@@ -1,4 +1,4 @@
-"""Which flags of a run may be told. One that is not listed, such as a new one of open_clip's, stays private.
+"""Which flags of a run may be published. A flag that is not listed, such as a new one of open_clip, stays private.
 
 No flag listed here names a place, a machine or a person.
 """
@@ -28,10 +28,10 @@ PUBLISHED = (
 
 MODEL_NAMES = ("opt", "model", "pretrained", "distill_pretrained")  # whose values may have a slash, or be a path
 
-# What a run is built of: it cannot be resumed with another value.
+# Flags that determine the parameters: a run cannot be resumed with another value.
 FIXED = (
     *("model", "opt", "siglip", "force_quick_gelu", "force_image_size", "force_context_length"),
     *("lock_image", "lock_image_unlocked_groups", "lock_text", "lock_text_unlocked_layers"),
 )
-# What matters at the start of a run only.
+# Flags that only matter at the start of a run.
 AT_START = ("pretrained", "pretrained_image", "init_match_scale", "init_match_shift", "init_logvar_bias")

@@ -1,8 +1,8 @@
-"""open_clip's training, whose `main` is run unmodified with ours in the place of some functions that it calls.
+"""open_clip's training: its `main` runs unmodified, with some of the functions that it calls replaced by ours.
 
 `main` and its loop look names up in their modules when they need them. While `run_main` runs, the names in
-`seams.TRAINING` are ours; afterwards they are the stock ones again. They call a `Hooks`, in terms of its own: the
-signatures and flags of open_clip stay here.
+`seams.TRAINING` are ours; afterwards they are the stock ones again. They call the methods of a `Hooks`,
+which know neither the signatures nor the flags of open_clip.
 """
 
 import contextlib
@@ -37,10 +37,10 @@ class Hooks(Protocol):
         """The checkpoint of the run folder to resume from."""
 
     def load_checkpoint(self, path: str) -> dict:
-        """A checkpoint, as `main` takes it."""
+        """The content of a checkpoint, in the format that `main` expects."""
 
     def check_data(self, data: dict) -> None:
-        """Called with what `get_data` gives."""
+        """Called with what `get_data` returns."""
 
     def watch_loss(self, loss: nn.Module, saves: bool) -> nn.Module:
         """The loss to train with. `saves` is whether this rank writes to the run folder."""
@@ -54,21 +54,21 @@ class Hooks(Protocol):
 def run_main(
     argv: list[str], args: Namespace, begin: Callable[[flags.RunSettings], Hooks], get_data: Callable, passes: int
 ) -> int:
-    """open_clip's `main` on these arguments; its exit code.
+    """Run open_clip's `main` on these arguments; return its exit code.
 
     Arguments:
-        begin: called once, when the ranks and the run folder are set up and nothing is built yet.
+        begin: called once, when the ranks and the run folder are set up, before anything is built.
         get_data: a function with the signature of open_clip's.
-        passes: forward passes with gradients that make a step, of which only the last one reduces gradients; 1 to
-            reduce them in every pass, as open_clip does.
+        passes: number of forward passes with gradients per step. Only the last one reduces gradients; 1 reduces them
+            in every pass, as open_clip does.
     """
     return _Main(args, begin, get_data).run(argv, passes)
 
 
 class _Main:
-    """The functions that `main` calls, each under its name there, and the arguments that it works on.
+    """The functions that `main` calls, each under its name in `main`, and a copy of the arguments.
 
-    These are a copy, since `main` writes to them, and must be told not to save: `TrainingHooks` does.
+    It is a copy because `main` writes to it, and because saving is switched off in it: `TrainingHooks` saves.
     """
 
     def __init__(self, args: Namespace, begin: Callable[[flags.RunSettings], Hooks], get_data: Callable):
@@ -101,7 +101,7 @@ class _Main:
         return self._hooks
 
     def _expect(self, *names: str) -> None:
-        """HostChanged if `main` has not called one of these functions, which it does before the one it is in."""
+        """HostChanged if `main` has not called one of these functions, which should come before the current one."""
         self.ledger.expect(*(seam for seam in seams.MAIN if seam.name in names))
 
     def _expect_set_up(self) -> None:
@@ -126,13 +126,13 @@ class _Main:
             if not self.data.keys().isdisjoint(VALIDATION):
                 self._expect("evaluate")
 
-    # What `main` calls, in its order.
+    # What `main` calls, in this order.
 
     def parse_args(self, _argv: list[str]) -> Namespace:
         return self.args
 
     def setup_logging(self, *args: Any) -> None:
-        """open_clip's, which turns every logger up, less the pages that torch's compiler then prints at exit."""
+        """open_clip's, which makes every logger verbose, except that torch's compiler is kept quiet at exit."""
         from ..system.redact import redact_logs
 
         self._expect("parse_args")
@@ -156,7 +156,7 @@ class _Main:
         before = registration.LEDGER.calls.copy()
         try:
             model, for_training, for_validation = open_clip.create_model_and_transforms(model_name, *args, **kwargs)
-        except TypeError:  # for a class that does not know `pcmepp_cfg`: it was not ours
+        except TypeError:  # the class does not know `pcmepp_cfg`, so it is not ours
             if "pcmepp_cfg" in kwargs:
                 registration.LEDGER.expect(*(x for x in seams.LIBRARY if x.name == "CLIP"), since=before)
             raise
@@ -204,7 +204,7 @@ class _Main:
 
 
 def _library_seams(model_name: str, model: nn.Module, pretrained: str | None) -> list[tuple[seams.Seam, int]]:
-    """What `create_model` enters for such a model, and how often."""
+    """The seams that `create_model` calls for such a model, and how often."""
     schema, colon, rest = model_name.partition(":")
     times = {"parse_model_name": 1}
     if not colon:

@@ -1,10 +1,10 @@
-"""`pcmepp push`: a run, a checkpoint or an exported folder to a Hugging Face repo.
+"""`pcmepp push`: push a run, a checkpoint or an exported folder to a Hugging Face repo.
 
     pcmepp push logs/run org/name                             # its newest checkpoint
     pcmepp push logs/run/checkpoints/epoch_8.pt org/name --tag epoch-8
     pcmepp push exported/ org/name --private --dry-run        # what would be sent; no network
 
-Again, it sends nothing that the repo already holds. The token is that of HF_TOKEN or `hf auth login`; there is no flag
+Files that the repo already has are not sent again. The token comes from HF_TOKEN or `hf auth login`; there is no flag
 for it.
 """
 
@@ -22,20 +22,20 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="pcmepp push", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", type=Path, help="a run folder, a .pt or .safetensors file, or a local-dir")
-    parser.add_argument("repo", metavar="ORG/NAME", help="made if it is not there")
-    parser.add_argument("--private", action="store_true", help="make it private, if it has to be made")
-    parser.add_argument("--branch", metavar="NAME", help="push to this branch, made if it is not there")
+    parser.add_argument("what", type=Path, help="a run folder, a .pt or .safetensors file, or an exported model folder")
+    parser.add_argument("repo", metavar="ORG/NAME", help="the repo; it is created if it does not exist")
+    parser.add_argument("--private", action="store_true", help="create the repo as private, if it does not exist")
+    parser.add_argument("--branch", metavar="NAME", help="push to this branch; it is created if it does not exist")
     parser.add_argument("--pr", action="store_true", help="open a pull request instead of committing")
     parser.add_argument("--tag", metavar="NAME", help="tag the commit")
-    parser.add_argument("--model", metavar="NAME", help="the model config, where the file does not know it")
-    parser.add_argument("--license", metavar="ID", default="mit", help="for the model card (default: mit)")
-    parser.add_argument("--message", metavar="TEXT", help="of the commit; by default its step")
+    parser.add_argument("--model", metavar="NAME", help="name of the model, for a file that does not record it")
+    parser.add_argument("--license", metavar="ID", default="mit", help="licence on the model card (default: mit)")
+    parser.add_argument("--message", metavar="TEXT", help="commit message (default: the step of the checkpoint)")
     parser.add_argument("--dry-run", action="store_true", help="list files and sizes, show the card, send nothing")
     args = parser.parse_args(argv)
     target = upload.HubTarget(args.repo, private=args.private, branch=args.branch, pull_request=args.pr)
     if args.pr and args.tag:
-        raise ValueError("--tag names a commit of the repo, which a pull request is not yet: drop one of them.")
+        raise ValueError("--tag names a commit of the repo, and a pull request has none yet: drop --tag or --pr.")
     with tempfile.TemporaryDirectory(prefix="pcmepp-push-") as place:
         staged = Path(place)
         message = staging.stage(staging.PushRequest(args.what, args.repo, args.license, args.model), staged)
@@ -55,5 +55,5 @@ def show(staged: Path, repo_id: str, message: str) -> None:
     print(printable(f"To {repo_id}, as '{message}':\n"))
     for path in files:
         print(f"  {printable(path.relative_to(staged).as_posix()):32} {path.stat().st_size:>15,} bytes")
-    print(f"  {'together':32} {sum(path.stat().st_size for path in files):>15,} bytes\n")
+    print(f"  {'total':32} {sum(path.stat().st_size for path in files):>15,} bytes\n")
     print(printable((staged / export.CARD).read_text(encoding="utf-8", errors="replace")))

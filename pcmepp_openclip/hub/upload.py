@@ -90,7 +90,7 @@ def push(
     """Commit the files of `folder`; those that the repo already holds are not sent.
 
     Arguments:
-        say: told, in a line each, why it has to be tried again; may raise to leave it at that.
+        say: called with one line per retry that gives the reason; may raise an exception to give up.
         bars: show the client's progress bars, on a terminal.
     """
     from huggingface_hub import CommitOperationAdd

@@ -36,7 +36,7 @@ CHUNK = {"cpu": 2**20, "cuda": 2**25}  # elements of the matrix held at a time: 
 
 
 class TruePairs(NamedTuple):
-    """What pseudo-positives are told by, a value for each of the N pairs of all ranks.
+    """What determines the pseudo-positives: one value for each of the N pairs of all ranks.
 
     Arguments:
         logit_N: the matching logits of the true pairs.
@@ -159,7 +159,8 @@ def _diagonal(x: Tensor, first: int) -> Tensor:
 
 
 def pseudo_positives(y: Tensor, true_pairs: TruePairs, first: int) -> Iterator[Tensor]:
-    """Which pairs of a chunk are at least as close as the true pair of their row, and of their column, but not it."""
+    """Masks of the pairs of a chunk, without true pairs, that are at least as close as the true pair of their row, and
+    of their column."""
     rows = slice(first, first + len(y))
     logit_N, image_key_N, text_key_N = true_pairs
     for threshold, tie in (

@@ -1,4 +1,4 @@
-"""The terms that a loss is the weighted sum of, by name."""
+"""The registry of loss terms. The training loss is their weighted sum."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -13,8 +13,8 @@ class LossTerm(NamedTuple):
     """A term of the training loss.
 
     Arguments:
-        compute: from a `PairBatch` to a 0-d tensor, see there.
-        weight: the default; 0 leaves the term out unless a config or a flag gives it a weight.
+        compute: a function of a `PairBatch` that returns a 0-d tensor, see `PairBatch`.
+        weight: the default weight; with 0 the term is left out unless a config or a flag sets its weight.
         help: what it is, in a few words, for `pcmepp train --help`.
     """
 
@@ -24,14 +24,14 @@ class LossTerm(NamedTuple):
 
 
 LOSSES: dict[str, LossTerm] = {
-    "contrastive": LossTerm(lambda batch: batch.pairs.contrastive, 1.0, "InfoNCE, CLIP's own loss"),
+    "contrastive": LossTerm(lambda batch: batch.pairs.contrastive, 1.0, "InfoNCE, the loss of CLIP"),
     "match": LossTerm(lambda batch: batch.pairs.match, 1.0, "the matching loss"),
-    "pp": LossTerm(lambda batch: batch.pairs.pseudo_positive, 0.0, "the pseudo-positives, the paper's alpha"),
-    "vib": LossTerm(lambda batch: vib(batch.images) + vib(batch.texts), 1e-6, "the VIB, the paper's beta"),
+    "pp": LossTerm(lambda batch: batch.pairs.pseudo_positive, 0.0, "the pseudo-positive loss, alpha in the paper"),
+    "vib": LossTerm(lambda batch: vib(batch.images) + vib(batch.texts), 1e-6, "the VIB loss, beta in the paper"),
 }
 """All terms of the loss by name. Each has a key `NAME_weight` in `pcmepp_cfg` and a flag `--NAME-weight`."""
 
-WEIGHT = "_weight"  # what follows the name of a term in a config, and "-weight" in a flag
+WEIGHT = "_weight"  # suffix of a term's key in a config; in a flag it is "-weight"
 
 
 def loss_weights(given: dict[str, float]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""`pcmepp convert`: a PCME++ checkpoint without its log-variance branch, which is a plain open_clip CLIP.
+"""`pcmepp convert`: convert a PCME++ checkpoint to a plain open_clip CLIP, without the log-variance branch.
 
 pcmepp convert logs/run/checkpoints/epoch_32.pt clip.safetensors
 python -c "import open_clip; open_clip.create_model('ViT-B-16', pretrained='clip.safetensors')"

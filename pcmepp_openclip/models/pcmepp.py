@@ -130,7 +130,7 @@ class PCMEppCLIP(host.CLIP):
     def forward_intermediates(
         self, image: Tensor | None = None, text: Tensor | None = None, *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
-        """CLIP's `forward_intermediates` with `image_logvar` and `text_logvar` beside the final features."""
+        """CLIP's `forward_intermediates` with `image_logvar` and `text_logvar` in addition to the final features."""
         padded = text
         if text is not None:
             self._check_text(text)

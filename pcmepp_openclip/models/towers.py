@@ -4,8 +4,8 @@ CLIP reads one token of a tower's last block: CLS of the image, EOT of the text.
 projection and MLP of that one token only, and no keys and values at all (see `single_query_attention`). Both
 branches of a PCME++ tower, mean and log-variance, end in such a block:
 
-    embeddings -> shared blocks -+-> mean blocks  -> last block for one token -> norm, projection -> mean
-                                 +-> sigma blocks -> last block for one token -> projection       -> logvar
+    embeddings -> shared blocks -+-> mean blocks   -> last block for one token -> norm, projection -> mean
+                                 +-> logvar blocks -> last block for one token -> projection       -> logvar
 
 Nothing here knows open_clip: its blocks are passed in, and taken apart by `host.towers.parts_of`.
 """
@@ -35,7 +35,7 @@ def _run(blocks: Iterable[nn.Module], x_NLC: Tensor, mask_LL: Tensor | None, rec
 
 
 def pool_last_block(stack: Stack, x_NLC: Tensor, token_N: Tensor | None, mask_LL: Tensor | None) -> Tensor:
-    """One token per sample of what the blocks give, [N, 1, C]; the last block is computed for that token alone.
+    """The output of the blocks for one token per sample, [N, 1, C]; the last block is computed for that token alone.
 
     Arguments:
         token_N: the index of the token to read, or None for the first one of every sample.
@@ -50,7 +50,7 @@ def pool_last_block(stack: Stack, x_NLC: Tensor, token_N: Tensor | None, mask_LL
 
 def _last_block(block: nn.Module, x_NLC: Tensor, token_N: Tensor | None, mask_LL: Tensor | None) -> Tensor:
     parts = parts_of(block)
-    if parts is None:  # all of its tokens, of which one is read
+    if parts is None:  # a block of another kind: compute all tokens, read one
         return _pick(block(x_NLC, attn_mask=mask_LL), token_N)
     normed_NLC = parts.norm_1(x_NLC)
     mask_NL = None

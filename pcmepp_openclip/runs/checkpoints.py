@@ -36,9 +36,9 @@ def position(path: Path) -> tuple[int, int] | None:
 
 
 def save(checkpoint: dict, path: Path) -> bool:
-    """Write a checkpoint: to a temporary file beside it, flushed to the disk, renamed. Whether that went well.
+    """Write a checkpoint: to a temporary file next to it, flushed to disk, renamed. Returns whether it worked.
 
-    A failure, such as a full disk, costs this one file and nothing else: it is logged and the run continues.
+    A failure, such as a full disk, costs only this file: it is logged, and the run continues.
     """
     return _write(checkpoint, path) and _settle(path)
 

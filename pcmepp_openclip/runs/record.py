@@ -1,12 +1,12 @@
-"""What a run keeps of itself for those who were not there: in its checkpoints, and in files that grow beside them.
+"""What a run records about itself, in its checkpoints and in files next to them.
 
     checkpoint["about"]     config, hyperparameters, data, versions: plain types, nothing of the machine or its user
     history.jsonl           step, samples and each term of the loss, at open_clip's logging interval
     uncertainty.jsonl       R@1 by uncertainty, at each validation
     results.jsonl           open_clip's own: the metrics of each validation
-    validated.jsonl         whether the validation of an epoch is complete: one that was cut off is done again
+    validated.jsonl         whether the validation of an epoch is complete: an interrupted one is repeated
 
-A resumed run appends to the same files; where it repeats a step or an epoch, the last line counts.
+A resumed run appends to the same files; if it repeats a step or an epoch, the last line counts.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ def changes(now: dict[str, Any], before: dict[str, Any]) -> dict[str, list]:
 
 @dataclass(frozen=True)
 class RunDescription:
-    """What may be told of a run.
+    """What may be published about a run.
 
     Arguments:
         hyperparameters: the flags that shape what is trained, see `hyperparameters`.
@@ -78,8 +78,8 @@ class RunDescription:
         """Plain types, to be saved with the weights of `model`.
 
         Arguments:
-            resumed: the same of the checkpoint that the run was resumed from, or {}: what mattered at the start only
-                stays as it was, and what was changed later is listed in "changes", with the step.
+            resumed: the metadata of the checkpoint that the run was resumed from, or {}. Start settings are taken
+                from it, and "changes" lists what was changed later, with the step.
         """
         from .. import __version__
 
@@ -95,7 +95,7 @@ class RunDescription:
 
 
 def in_effect(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
-    """The hyperparameters of a run that was resumed: flags for its start have no effect any more."""
+    """The hyperparameters of a resumed run: flags for its start no longer have an effect."""
     if not before:
         return now
     kept = {name: value for name, value in now.items() if name not in AT_START}
@@ -135,7 +135,7 @@ def sources_of(args: Any, spec: data.DataSpec) -> list[dict]:
 
 
 def append_line(path: Path, line: dict[str, Any]) -> None:
-    """A line of a file that grows. What cannot be written is no reason to stop a run."""
+    """Append a line to a JSON Lines file. A failure to write does not stop the run."""
     try:
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
@@ -144,14 +144,14 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
 
 
 def end_last_line(path: Path) -> None:
-    """So that the next line of a file does not become part of one that was cut off."""
+    """Complete the last line if it was cut off, so that the next one starts on its own."""
     with contextlib.suppress(OSError), path.open("rb+") as file:
         if file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
             file.write(b"\n")
 
 
 def read_lines(path: Path, key: str, last: float = math.inf) -> list[dict[str, Any]]:
-    """The lines of such a file up to `last`, the latest word for each value of `key`; damaged ones are left out."""
+    """The lines of such a file up to `last`, the latest for each value of `key`; damaged lines are left out."""
     found: dict[float, dict[str, Any]] = {}
     try:
         content = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
@@ -174,7 +174,7 @@ def numbers(line: dict[str, Any]) -> dict[str, float]:
     return {name: value for name, value in line.items() if is_name(name) and is_number(value)}
 
 
-# What a checkpoint says of itself may be anyone's word.
+# The record in a checkpoint from elsewhere is not to be trusted.
 
 
 def checked(about: Any) -> dict[str, Any]:
@@ -237,5 +237,5 @@ def is_number(value: Any) -> bool:
 
 
 def is_name(value: Any) -> bool:
-    """Whether it is a short word of letters, digits and the few signs that mean nothing in a card."""
+    """Whether it is a short text of letters, digits and signs that have no meaning in Markdown."""
     return isinstance(value, str) and re.fullmatch(r"\w[\w.,:=+@/ -]{0,79}", value, re.ASCII) is not None

@@ -1,7 +1,7 @@
 """Training by open_clip's loop.
 
-`command` is `pcmepp train`, with its `dry_run`. `hooks` is what open_clip's loop calls: `steps` is what happens
-between two steps, `saving` and `resuming` are about checkpoints, `validation` computes the metrics and `revalidation`
-repeats a validation that was cut off. `monitor` watches the loss, `coordination` lets all ranks save or stop at the
+`command` is `pcmepp train`, with its `dry_run`. `hooks` is what open_clip's loop calls: `steps` runs code between the
+steps, `saving` and `resuming` are about checkpoints, `validation` computes the metrics and `revalidation` repeats a
+validation that was interrupted. `monitor` watches the loss, `coordination` lets all ranks save or stop at the
 same step, `waits` bounds waiting, and `push` hands checkpoints to the Hub.
 """

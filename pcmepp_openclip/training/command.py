@@ -3,8 +3,8 @@
     pcmepp train --model PCMEpp-ViT-B-16 --train-data 'cc3m/{00000..00331}.tar' --train-num-samples 2905954 ...
     torchrun --nproc-per-node 8 -m -- pcmepp_openclip.train --model PCMEpp-ViT-B-16 ...
 
-Takes every flag of open_clip_train.main and those listed first here. A plain model (--model ViT-B-32) trains as it
-does in open_clip. A run for a CPU, in seconds:
+All flags of open_clip_train.main work; the additional ones are listed first. A plain model (--model ViT-B-32) trains as
+it does in open_clip. A run that takes seconds on a CPU:
 
     pcmepp train --model PCMEpp-tiny --dataset-type synthetic --train-num-samples 64 --epochs 1 --precision fp32
 """
@@ -22,6 +22,7 @@ import open_clip
 
 from .. import data
 from ..config import PCMEppCfg
+from ..distances import DISTANCES
 from ..host import flags, never_ask, training
 from ..losses.terms import LOSSES, WEIGHT
 from ..runs import record
@@ -36,8 +37,8 @@ from .hooks import TrainingHooks
 from .validation import evaluate
 
 OVERRIDES = {  # flag: (key of pcmepp_cfg, type, help)
-    "--distance": ("distance", str, "distance d in the matching logit -a d + b: a name in DISTANCES"),
-    "--reduction": ("reduction", str, "of the matching loss: 'mean' over all pairs, or 'sum' over them / batch size"),
+    "--distance": ("distance", str, f"distance d in the matching logit -a d + b: {', '.join(DISTANCES)}"),
+    "--reduction": ("reduction", str, "reduction of the matching loss: 'mean', or 'sum' divided by the batch size"),
     "--init-match-scale": ("init_match_scale", float, "initial value of a in the matching logit -a d + b"),
     "--init-match-shift": ("init_match_shift", float, "initial value of b in the matching logit -a d + b"),
     "--init-logvar-bias": ("init_logvar_bias", float, "initial value of the bias on the log-variances"),
@@ -49,12 +50,12 @@ def main(argv: list[str] | None = None) -> int:
     own = own_parser()
     if "-h" in argv or "--help" in argv:
         own.print_help()
-        print("\nand all of open_clip's:\n")
+        print("\nAll flags of open_clip:\n")
         flags.parse_args(["--help"])
     known, rest = own.parse_known_args(argv)
     try:
         args, spec = prepare(known, rest)
-    except ValueError as error:  # the same on every rank, so one of them says it
+    except ValueError as error:  # the same on every rank, so one of them reports it
         if training.world_info_from_env()[1] == 0:
             print(f"pcmepp train: {data.printable(str(error))}", file=sys.stderr)
         return 2
@@ -87,7 +88,7 @@ def own_parser() -> argparse.ArgumentParser:
     )
     data.add_arguments(parser)
     push.add_arguments(parser)
-    group = parser.add_argument_group("survival")
+    group = parser.add_argument_group("checkpoints and time-outs")
     group.add_argument(
         "--save-every-minutes",
         type=float,
@@ -113,7 +114,7 @@ def own_parser() -> argparse.ArgumentParser:
 
 
 def overrides() -> dict[str, tuple[str, type, str]]:
-    """The flags that take the place of keys of `pcmepp_cfg`; every registered term of the loss has one."""
+    """The flags that override keys of `pcmepp_cfg`; every registered loss term has one for its weight."""
     weights = {
         f"--{name.replace('_', '-')}-weight": (name + WEIGHT, float, f"weight of {term.help}; 0 switches it off")
         for name, term in LOSSES.items()
@@ -122,7 +123,7 @@ def overrides() -> dict[str, tuple[str, type, str]]:
 
 
 def prepare(own: argparse.Namespace, rest: list[str]) -> tuple[argparse.Namespace, data.DataSpec]:
-    """All arguments, open_clip's and ours, and the training data; every mistake that shows before a model is built."""
+    """All arguments, open_clip's and ours, and the training data; ValueError for mistakes found without a model."""
     never_ask()
     args = flags.parse_args(rest)
     vars(args).update(vars(own))
@@ -153,9 +154,9 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> tuple[argparse.Namespac
 
 
 def run(args: argparse.Namespace, spec: data.DataSpec, rest: list[str]) -> int:
-    """Stock `main` on these arguments, with ours in the place of some functions that it calls."""
+    """Run open_clip's `main`, with some of the functions that it calls replaced; return the exit code."""
     probabilistic = args.pcmepp_cfg is not None
-    os.environ.setdefault("WANDB_RESUME", "allow")  # main means to, but compares after it has overwritten --resume
+    os.environ.setdefault("WANDB_RESUME", "allow")  # main tries to, but compares --resume after overwriting it
     leads = args.rank == 0
     sources = record.sources_of(args, spec) if leads else []
     description = record.RunDescription(
@@ -220,18 +221,18 @@ def check_minutes(own: argparse.Namespace) -> None:
 
 
 def check_places(args: argparse.Namespace) -> None:
-    """ValueError if there is nothing to read, or what is to be resumed is not there."""
+    """ValueError if there are no data, or no checkpoint to resume from, or the run folder is taken."""
     if not flags.trains(args) and not flags.validates(args):
         raise ValueError("There is nothing to train on: give --train-data, or --val-data to evaluate only.")
     if args.resume and args.resume != "latest" and "://" not in args.resume and not Path(args.resume).is_file():
-        raise ValueError(f"--resume {args.resume}: there is no such file; --resume latest takes the newest.")
+        raise ValueError(f"--resume {args.resume}: there is no such file; --resume latest picks the newest.")
     run = Path(args.logs) / (args.name or "")
     if args.name and not args.dry_run and (run / "out.log").exists() and args.resume != "latest":
-        raise ValueError(f"{run} holds an earlier run: give another --name, or --resume latest to continue it.")
+        raise ValueError(f"{run} contains an earlier run: give another --name, or --resume latest to continue it.")
 
 
 def merged_cfg(args: argparse.Namespace) -> dict | None:
-    """The model config's `pcmepp_cfg` with the flags' values in it, or None for a plain model."""
+    """The `pcmepp_cfg` of the model config, overridden by the flags, or None for a plain model."""
     config = open_clip.get_model_config(args.model)
     if config is None and ":" not in args.model:
         hint = did_you_mean(args.model, open_clip.list_models(), "`open_clip.list_models()` lists the models.", count=3)
@@ -245,5 +246,12 @@ def merged_cfg(args: argparse.Namespace) -> dict | None:
         return None
     flags.check_for_pcmepp(args)
     merged = {**block, **given}
-    PCMEppCfg.parse(merged)
+    try:
+        PCMEppCfg.parse(merged)
+    except ValueError as error:  # names the flag where the value comes from one
+        message = str(error)
+        for flag, (key, *_) in overrides().items():
+            if key in given and message.startswith((f"pcmepp_cfg.{key} ", f"pcmepp_cfg.{key}:")):
+                message = flag + message.removeprefix(f"pcmepp_cfg.{key}")
+        raise ValueError(message) from None
     return merged

@@ -23,23 +23,23 @@ import torch.distributed as dist
 
 from ..system.processes import STOP_SIGNALS
 
-EXIT_STOPPED = 75  # what the launch scripts know as: saved, start me again
-SAME_REQUEST_S = 3.0  # seconds within which a signal is the first one again: Slurm and torchrun both send it
-AGREE_EVERY_S = 2.0  # about how often the ranks ask each other
+EXIT_STOPPED = 75  # tells the launch scripts: saved, start again
+SAME_REQUEST_S = 3.0  # signals within this time count as one: Slurm and torchrun both send it
+AGREE_EVERY_S = 2.0  # about how often the ranks communicate
 START_UP_TIMEOUT = timedelta(hours=1)  # for building, resuming, compiling and evaluating
-ALL_WAIT_TIMEOUT = timedelta(seconds=20)  # for all ranks to find that they wait for data
-SAVE_RETRY_S = 60.0  # seconds until a save that failed is tried again
-LEAVE_TIMEOUT_S = 10.0  # for the main thread to hear of Ctrl-C, which it does not within a collective
+ALL_WAIT_TIMEOUT = timedelta(seconds=20)  # for all ranks to agree that they wait for data
+SAVE_RETRY_S = 60.0  # until a failed save is retried
+LEAVE_TIMEOUT_S = 10.0  # for the main thread to notice Ctrl-C, which it cannot within a collective
 
 _set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout  # torch < 2.15
 
 
 class Stopped(Exception):
-    """All ranks have saved and leave."""
+    """Raised on all ranks, after they have saved, to end the run."""
 
 
 class RankCoordinator:
-    """The wishes of all ranks.
+    """Lets all ranks save or stop at the same step.
 
     Arguments:
         folder: the run folder.
@@ -63,7 +63,7 @@ class RankCoordinator:
         self.asked_at = time.monotonic()
         self.interval = self.countdown = 1
         self.wants_stop = False
-        self.leaving = False  # the main thread has heard that the run ends
+        self.leaving = False  # the main thread is ending the run
         self.group: Any = dist.new_group(backend="gloo", timeout=START_UP_TIMEOUT) if distributed else None
         self._ranks = self.gather((socket.gethostname(), os.getpid()))
         self._listen()
@@ -90,7 +90,7 @@ class RankCoordinator:
                 os._exit(128 + received)
 
     def _leave_anyway(self) -> None:
-        """After Ctrl-C: a main thread that waits for a rank that is gone does not hear of it."""
+        """After Ctrl-C: end the process even if the main thread is blocked by a rank that is gone."""
         time.sleep(LEAVE_TIMEOUT_S)
         if not self.leaving:
             os._exit(128 + signal.SIGINT)
@@ -106,7 +106,7 @@ class RankCoordinator:
 
     @property
     def stop_asked(self) -> bool:
-        """Of this rank alone, between the steps at which all agree."""
+        """Whether this rank knows of a stop request; the others may not yet."""
         return self.wants_stop or self.first_signal is not None or self.stop_file.exists()
 
     @property
@@ -114,7 +114,7 @@ class RankCoordinator:
         return self.folder / "stop"
 
     def after_step(self) -> tuple[bool, bool]:
-        """(stop, save), the same on every rank. To be called by all of them after every step."""
+        """(stop, save), the same on every rank. Must be called on every rank after every step."""
         self.countdown -= 1
         if self.countdown > 0:
             return False, False
@@ -133,7 +133,7 @@ class RankCoordinator:
         return self.wants_stop, bool(wishes[1])
 
     def saved(self, well: bool = True) -> None:
-        """What was not saved well is tried again in a minute."""
+        """Restart the clock; a failed save is retried after a minute."""
         minutes = self.save_every_minutes
         self.saved_at = time.monotonic() - (0 if well else max(0, 60 * minutes - SAVE_RETRY_S))
 
@@ -143,7 +143,7 @@ class RankCoordinator:
         if self.group is None:
             return True
         try:
-            self.stop_file.touch()  # asks those that got no signal
+            self.stop_file.touch()  # for ranks that received no signal
             dist.monitored_barrier(self.group, timeout=ALL_WAIT_TIMEOUT)
         except (OSError, RuntimeError):
             return False
@@ -169,7 +169,7 @@ class RankCoordinator:
         if self.rank == 0:
             for other in {"done", "stopped"} - {name}:
                 (self.folder / other).unlink(missing_ok=True)
-            temporary = self.folder / f".{name}.tmp"  # a file that is there but empty, on a full disk, would be a lie
+            temporary = self.folder / f".{name}.tmp"  # on a full disk, an empty file must not appear
             temporary.write_text(text + "\n")
             os.replace(temporary, self.folder / name)
             self.stop_file.unlink(missing_ok=True)

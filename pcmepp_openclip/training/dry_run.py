@@ -1,4 +1,4 @@
-"""`pcmepp train ... --dry-run RANKS`: what would happen, and every mistake that can be found on one CPU in seconds."""
+"""`pcmepp train ... --dry-run RANKS`: print what a run would do; find mistakes on one CPU in seconds."""
 
 import math
 import os
@@ -33,23 +33,25 @@ def describe(args: Any, spec: data.DataSpec) -> Iterator[tuple[str, str]]:
 
     global_batch = run.batch_size * run.world_size * run.accum_freq
     yield "ranks", str(run.world_size)
-    each = f"{run.batch_size} x {run.world_size} ranks x {run.accum_freq} accumulated"
+    each = f"{run.batch_size} per rank x {run.world_size} ranks x {run.accum_freq} accumulated batches"
     yield "global batch", f"{global_batch:,} ({each})"
     samples, sources = _samples(run, spec)
     batches = math.ceil(samples / (run.batch_size * run.world_size))
     steps = batches // run.accum_freq
     if steps == 0:
-        raise ValueError(f"An epoch of {samples:,} samples is less than one global batch of {global_batch:,}.")
+        raise ValueError(
+            f"An epoch of {samples:,} samples is smaller than the global batch of {global_batch:,}: lower --batch-size."
+        )
     total = steps * run.epochs
     if run.warmup >= total:
-        raise ValueError(f"--warmup {run.warmup:,} is not below the run's {total:,} steps: lower it.")
+        raise ValueError(f"--warmup {run.warmup:,} is not below the {total:,} steps of the run: lower it.")
     yield "steps", f"{steps:,} per epoch, {total:,} in {run.epochs} epochs"
     yield "warm-up", f"{run.warmup:,} steps, {100 * run.warmup / total:.1f} % of the run"
     seen = steps * global_batch * run.epochs
     yield "samples seen", f"{seen:,}"
     for name, share in sources:
         yield f"  of {name}", f"{seen * share:,.0f} ({100 * share:.1f} %)"
-    yield "a checkpoint", f"about {(parameters + 2 * trained) * 4 / 1e9:.2f} GB"
+    yield "checkpoint size", f"about {(parameters + 2 * trained) * 4 / 1e9:.2f} GB"
     if run.pcmepp_cfg is not None and run.world_size > 1:
         dim = embedding_dim(model)
         floats = global_batch * (dim + 3)  # means and offsets of texts, and two floats per column of the softmax
@@ -79,8 +81,10 @@ def _start(run: PlannedRun, model: Any) -> str:
         return f"from the file {run.pretrained}"
     tags = open_clip.list_pretrained_tags_by_model(run.model)
     if run.pretrained.lower().replace("-", "_") not in tags:
-        raise ValueError(f"--pretrained {run.pretrained} is no file and no tag of {run.model}: {', '.join(tags)}.")
-    return f"of the tag {run.pretrained} (downloaded when training starts)"
+        raise ValueError(
+            f"--pretrained {run.pretrained} is neither a file nor a tag of {run.model}; tags: {', '.join(tags)}."
+        )
+    return f"pretrained tag {run.pretrained} (downloaded when training starts)"
 
 
 def _samples(run: PlannedRun, spec: data.DataSpec) -> tuple[int, list[tuple[str, float]]]:
@@ -99,7 +103,7 @@ def _samples(run: PlannedRun, spec: data.DataSpec) -> tuple[int, list[tuple[str,
 def _output(run: PlannedRun) -> str:
     folder = Path(run.logs) / (run.name or "NAME (from the date)")
     if run.name and (folder / "out.log").exists() and run.resume != "latest":
-        raise ValueError(f"{folder} holds an earlier run: give another --name, or --resume latest to continue it.")
+        raise ValueError(f"{folder} contains an earlier run: give another --name, or --resume latest to continue it.")
     existing = next(parent for parent in [folder.absolute(), *folder.absolute().parents] if parent.exists())
     if not os.access(existing, os.W_OK):
         raise ValueError(f"--logs {run.logs}: {existing} cannot be written to.")

@@ -1,6 +1,6 @@
 """What happens around the steps of open_clip's own loop: diagnostics, checkpoints, stopping, exact resuming.
 
-Stock `main` is left as it is; where it would call its own functions, it calls the methods of `TrainingHooks` (see
+open_clip's `main` runs unmodified; in place of some of its functions it calls the methods of `TrainingHooks` (see
 `host.training`). Its own saving is switched off, since it is neither atomic nor able to resume within an epoch.
 """
 
@@ -30,15 +30,15 @@ from .waits import Waiter
 
 
 class TrainingHooks:
-    """One training run, from the moment that its folder is known: it is this run's alone from then on.
+    """One training run. It locks its run folder when it is created.
 
     Arguments:
-        description: what may be told of the run, saved with its weights.
-        pcmepp_cfg: of the model, None for a plain one.
+        description: what may be published about the run, saved with its weights.
+        pcmepp_cfg: the `pcmepp_cfg` of the model, None for a plain model.
         evaluate: open_clip's `evaluate` or one with its signature.
-        keep_rng: whether validation leaves the random numbers of training alone. Stock's does not, and plain models
-            are to train as they do there.
-        pusher: what is told of every finished checkpoint.
+        keep_rng: whether the state of the random number generators is restored after a validation. open_clip does not
+            restore it, and plain models should train as they do there.
+        pusher: receives every finished checkpoint.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class TrainingHooks:
         self.batches = Batches(settings, self.waiter)
         self.validator = Validator(settings, evaluate, self.waiter, self.batches)
         self.progress = Progress()
-        self.monitor: Monitor | None = None  # by `watch_loss`, before the first epoch
+        self.monitor: Monitor | None = None  # set by `watch_loss`, before the first epoch
         self.saves = False  # whether this rank writes checkpoints
         self.resumed: ResumedRun | None = None
-        self.revalidate = False  # whether the first epoch is one that is only to be validated
-        self.trained = False  # whether an epoch was begun
+        self.revalidate = False  # whether the first epoch only needs to be validated
+        self.trained = False  # whether an epoch was started
         self.steps_per_epoch = 0
         self.save_epoch: Callable[[], None] = lambda: None  # the state at the end of the epoch, on all ranks
 
@@ -82,13 +82,13 @@ class TrainingHooks:
     def stop_asked(self) -> bool:
         return "coordinator" in vars(self) and self.coordinator.first_signal is not None
 
-    # What `main` calls, in its order.
+    # What `main` calls, in this order.
 
     def newest_checkpoint(self) -> Path | None:
         return checkpoints.newest_good(self.settings.checkpoints)
 
     def load_checkpoint(self, path: str) -> dict:
-        """The checkpoint to resume from. Those of stock open_clip are taken as well."""
+        """The checkpoint to resume from. Checkpoints of stock open_clip work as well."""
         local = Path(path).is_file()
         checkpoint = checkpoints.load(Path(path)) if local else training.stock_pt_load(path, map_location="cpu")
         if "state_dict" in checkpoint:
@@ -96,7 +96,7 @@ class TrainingHooks:
             resumed = ResumedRun(Path(path), checkpoint, self.settings, self.description.hyperparameters)
             self.resumed, self.progress.samples_seen = resumed, resumed.samples_seen
             if any(self.coordinator.gather(resumed.is_unvalidated(checkpoint.get("epoch", 0)))):
-                # For `main` the last epoch is still to do: `train_epoch` has nothing to train, `validate` follows.
+                # `main` repeats the last epoch: `train_epoch` returns at once, and `validate` follows.
                 checkpoint["epoch"] -= 1
                 self.revalidate = True
         return checkpoint
@@ -105,8 +105,8 @@ class TrainingHooks:
         batches, accum = data["train"].dataloader.num_batches if "train" in data else None, self.settings.accum_freq
         if batches is not None and batches < accum:
             raise ValueError(
-                f"--accum-freq {accum} is more than the {batches} batches of an epoch, which would have no step: lower "
-                "it or --batch-size, or train on more samples."
+                f"--accum-freq {accum} is more than the {batches} batches of an epoch, which would have no step: "
+                "lower it or --batch-size, or train on more samples."
             )
 
     def watch_loss(self, loss: nn.Module, saves: bool) -> nn.Module:
@@ -130,12 +130,12 @@ class TrainingHooks:
         self.steps_per_epoch = batches // self.settings.accum_freq
         if self.revalidate:
             self.revalidate = False
-            logging.info("Epoch %d is trained, but its validation was cut off: it is done again.", epoch.index)
+            logging.info("Epoch %d is trained, but its validation was interrupted: repeating it.", epoch.index)
             record.end_last_line(self.settings.checkpoints / record.RESULTS)
             return
         start = self.resumed.enter_epoch(train, epoch.index) if self.resumed else EpochStart()
         self.writer.outdated = start.outdated
-        supports_position = hasattr(train, "position")  # our loaders begin with any batch; others are wound forward
+        supports_position = hasattr(train, "position")  # our loader can start at any batch; others skip batches
 
         def save(done: int) -> None:
             complete = done == batches
@@ -170,7 +170,7 @@ class TrainingHooks:
                 self.validator.complete(call)
             return metrics
         finally:
-            self.writer.saver.wait()  # what it hands over is what was held back for this validation
+            self.writer.saver.wait()  # it hands over the checkpoint that was held back for this validation
             self.pusher.release()
             if before is not None:
                 rng.restore(before)
@@ -179,7 +179,7 @@ class TrainingHooks:
 
     @property
     def complete(self) -> bool:
-        """Whether this process answers for a training run that `main` has brought to its end."""
+        """Whether `main` has trained, and this rank is the one that saves."""
         return self.monitor is not None and self.saves
 
     def leave(self) -> None:
@@ -192,10 +192,10 @@ class TrainingHooks:
             self.lock = None
 
     def finish(self) -> None:
-        """The run is done if its last state is on the disk."""
+        """Mark the run as done, if its last state is on disk."""
         if not self.trained and not (self.resumed and self.resumed.own):
             raise ValueError(
-                f"--resume {self.settings.resume} has completed all of the --epochs {self.settings.epochs}: nothing is "
+                f"--resume {self.settings.resume} has completed all --epochs {self.settings.epochs}: nothing is "
                 "left to train; raise --epochs."
             )
         problem = self.writer.last_problem() or self.validator.unrecorded
@@ -203,7 +203,7 @@ class TrainingHooks:
             raise NotSaved(problem)
         self.coordinator.mark("done", f"{self.progress.samples_seen} samples")
 
-    # What these are made of.
+    # Private helpers.
 
     def _save(
         self,
@@ -215,7 +215,7 @@ class TrainingHooks:
         complete: bool,
         validated: bool,
     ) -> None:
-        """On every rank: a checkpoint after `done` batches of the epoch, whose samples were `dealt` out so."""
+        """On every rank: save a checkpoint after `done` batches of the epoch. `dealt` is the state of the loader."""
         assert self.monitor is not None
         settings, (epochs, batches) = self.settings, ((epoch.index + 1, 0) if complete else (epoch.index, done))
         self.monitor.check()
@@ -240,7 +240,7 @@ class TrainingHooks:
         self.coordinator.saved(well=self.writer.write(checkpoint, batches, validated))
 
     def _stop(self, save: Callable[[], None], step: int) -> NoReturn:
-        """On every rank: leave, with a checkpoint of the state of now, after so many steps."""
+        """Called on every rank: save the current state and end the run after `step` steps."""
         self.coordinator.expect_steps(running=False)
         if self.progress.unsaved:
             save()

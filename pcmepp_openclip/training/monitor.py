@@ -1,4 +1,4 @@
-"""What a user sees of a training run: diagnostics, a progress bar, and the error of a loss that is not finite."""
+"""What a user sees of a training run: diagnostics, a progress bar, and the error for a loss that is not finite."""
 
 import logging
 import math
@@ -18,11 +18,11 @@ VARIANCE_SHARE_WARNING = 0.9  # share of the variance in the CSD above which the
 
 
 class NonFiniteLoss(RunFailed):
-    """The loss is not finite any more. Raised once, on all ranks, with the step and the terms."""
+    """The loss is not finite. Raised once, on all ranks, with the step and the terms."""
 
 
 class Monitor:
-    """Watches the loss of open_clip's loop; does nothing to what is computed.
+    """Watches the loss of open_clip's loop, without changing what is computed.
 
     At open_clip's logging interval: PCME++'s diagnostics, averaged over ranks, to the console, TensorBoard and W&B,
     and the check that the loss was finite in every step since the last one. Between these steps nothing waits for
@@ -38,7 +38,7 @@ class Monitor:
     def __init__(self, loss: nn.Module, checkpoints: Path, rank: int, distributed: bool, wandb: bool, cfg: dict | None):
         self.loss = MonitoredLoss(loss, checkpoints, distributed)
         self.rank, self.wandb, self.cfg = rank, wandb, cfg or {}
-        self.history: Path | None = None  # the file that the loss is recorded in
+        self.history: Path | None = None  # the file in which the loss is recorded
         self.warned = False
 
     def check(self) -> None:
@@ -54,7 +54,9 @@ class Monitor:
             record.append_line(self.history, {"step": step, "samples": samples, **terms, **seen})
         if not seen or self.rank != 0:
             return
-        logging.info(f"PCME++ step {step} " + " ".join(f"{name}: {value:#.5g}" for name, value in seen.items()))
+        logging.info(
+            f"PCME++ step {step} " + " ".join(f"{name}: {value:#.5g}".rstrip(".") for name, value in seen.items())
+        )
         scalars = {f"train/{name}": value for name, value in seen.items()}
         if tb_writer is not None:
             for name, value in scalars.items():
@@ -66,7 +68,7 @@ class Monitor:
         if seen["variance_share"] > VARIANCE_SHARE_WARNING and not self.warned:
             self.warned = True
             logging.warning(
-                "The variances drown the means: they are %.0f %% of the distance between an image and a text. Lower "
+                "The variances dominate the means: they are %.0f %% of the CSD between an image and a text. Lower "
                 "--init-logvar-bias (now %s) or --vib-weight (now %g).",
                 100 * seen["variance_share"],
                 self.cfg.get("init_logvar_bias"),
@@ -123,11 +125,11 @@ class MonitoredLoss(nn.Module):
 
 def last_checkpoint(folder: Path) -> str:
     path = checkpoints.newest_good(folder)
-    return f"The last good checkpoint is {path}." if path else "No checkpoint had been saved before."
+    return f"The last good checkpoint is {path}." if path else "No checkpoint was saved before."
 
 
 def progress_bar(epoch: int, total: int, initial: int, rank: int) -> Any:
-    """Samples of the epoch, samples/s and time left, on rank 0 of a terminal; elsewhere log lines do."""
+    """Samples of the epoch, samples/s and time left, on rank 0 in a terminal; elsewhere there are log lines."""
     from tqdm import tqdm
 
     return tqdm(

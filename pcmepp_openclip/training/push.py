@@ -28,12 +28,12 @@ CHECK_TIMEOUT_S = 15.0  # for the Hub to answer the check before the first step
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("Hugging Face Hub (the token is that of HF_TOKEN or `hf auth login`)")
+    group = parser.add_argument_group("Hugging Face Hub (the token comes from HF_TOKEN or `hf auth login`)")
     group.add_argument("--push-to-hub", metavar="ORG/NAME", help="push every finished checkpoint to this repo")
-    group.add_argument("--hub-private", action="store_true", help="make the repo private, if it has to be made")
-    group.add_argument("--hub-branch", metavar="NAME", help="push to this branch, made if it is not there")
+    group.add_argument("--hub-private", action="store_true", help="create the repo as private, if it does not exist")
+    group.add_argument("--hub-branch", metavar="NAME", help="push to this branch; it is created if it does not exist")
     group.add_argument("--hub-tag", action="store_true", help="tag every pushed checkpoint, as in step-2000")
-    group.add_argument("--hub-license", metavar="ID", default="mit", help="for the model card (default: mit)")
+    group.add_argument("--hub-license", metavar="ID", default="mit", help="licence on the model card (default: mit)")
 
 
 def target_of(flags: argparse.Namespace, logs: str) -> upload.HubTarget | None:
@@ -41,7 +41,7 @@ def target_of(flags: argparse.Namespace, logs: str) -> upload.HubTarget | None:
     if flags.push_to_hub is None:
         return None
     if not logs or logs.lower() == "none":
-        raise ValueError("--push-to-hub pushes the checkpoints of the run: give it a folder by --logs.")
+        raise ValueError("--push-to-hub pushes the checkpoints of the run: set their folder with --logs.")
     return upload.HubTarget(flags.push_to_hub, private=flags.hub_private, branch=flags.hub_branch)
 
 
@@ -55,14 +55,14 @@ def check_access(target: upload.HubTarget | None) -> None:
         raise ValueError(f"--push-to-hub: {error}") from None
     except TransientHubError as passing:
         print(
-            f"pcmepp train: --push-to-hub {target.repo_id}: {passing}. Training starts all the same; every checkpoint "
+            f"pcmepp train: --push-to-hub {target.repo_id}: {passing}. Training starts anyway; every checkpoint "
             "tries again.",
             file=sys.stderr,
         )
 
 
 class Pusher:
-    """The training process's side. Of no effect without a target, as on other ranks than 0.
+    """The training process's side. Does nothing without a target, as on ranks other than 0.
 
     Arguments:
         run: the run folder.
@@ -146,7 +146,7 @@ class Pusher:
         queue.clear(self.run)
 
     def _arrived(self) -> bool:
-        for _ in range(20):  # the word of it may still be on its way through the thread
+        for _ in range(20):  # the thread may not have processed the message yet
             if self.pushed == self.offered:
                 return True
             time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""What a run takes over from the checkpoint that it is resumed from, and where it enters the epoch."""
+"""What a run takes from the checkpoint that it is resumed from, and where it starts in the epoch."""
 
 import logging
 from pathlib import Path
@@ -15,8 +15,8 @@ class ResumedRun:
     """The checkpoint that a run is resumed from.
 
     Arguments:
-        checkpoint: its content; those of stock open_clip lack the parts `training` and `about`.
-        hyperparameters: of the run as it is started now.
+        checkpoint: its content; checkpoints of stock open_clip lack the entries `training` and `about`.
+        hyperparameters: the hyperparameters of the resumed run.
     """
 
     def __init__(self, path: Path, checkpoint: dict, settings: RunSettings, hyperparameters: dict[str, Any]):
@@ -30,7 +30,7 @@ class ResumedRun:
         self.entered = False
 
     def is_unvalidated(self, epochs: int) -> bool:
-        """Whether it is of this run folder and of the end of an epoch whose validation was cut off."""
+        """Whether it is from this run folder and the end of an epoch whose validation was interrupted."""
         settings = self.settings
         if settings.rank != 0 or not (self.own and settings.validates and settings.trains):
             return False
@@ -39,7 +39,7 @@ class ResumedRun:
         return lacks_validation(settings, epochs)
 
     def enter_epoch(self, train: Any, epoch: int) -> EpochStart:
-        """Where the first epoch of the resumed run is entered, so that the samples that are left of it have room."""
+        """Where the first epoch of the resumed run starts, so that its remaining samples fit."""
         if not self.training or self.entered:
             return EpochStart()
         self.entered = True
@@ -53,7 +53,7 @@ class ResumedRun:
             if at is None:
                 twice = (train.dataloader.num_samples - seen) * seen // train.dataloader.num_samples
                 logging.warning(
-                    "Resuming within the epoch at batch %d of %d, but not with the samples that were left, since %s: "
+                    "Resuming within the epoch at batch %d of %d, but not with the remaining samples, since %s: "
                     "about %d samples of this epoch are seen twice, and as many are not seen.",
                     *(first, batches, how, max(0, twice)),
                 )

@@ -1,4 +1,4 @@
-"""A validation that can be cut off, by a request to stop or a full disk, and is then done again by the resumed run."""
+"""Validation that may be interrupted, by a stop request or a full disk, and is then repeated by the resumed run."""
 
 import errno
 import logging
@@ -25,10 +25,10 @@ class Validator:
     def __init__(self, settings: RunSettings, evaluate: Callable[..., dict], waiter: Waiter, batches: Batches):
         self.evaluate, self.waiter, self.batches = evaluate, waiter, batches
         self.record = settings.checkpoints / record.VALIDATED
-        self.unrecorded = ""  # why the last validation has left no trace
+        self.unrecorded = ""  # why the last validation could not be recorded
 
     def validate(self, call: ValidationCall, saves: bool) -> tuple[dict[str, Any], bool]:
-        """The metrics, and whether the validation was cut off by a request to stop."""
+        """The metrics, and whether the validation was interrupted by a stop request."""
         self.unrecorded = ""
         if saves:
             record.append_line(self.record, {"epoch": call.epoch, "complete": False})
@@ -41,19 +41,19 @@ class Validator:
             if error.errno not in NO_SPACE:
                 raise
             self.unrecorded = (
-                f"The validation of epoch {call.epoch} could not be written down ({error}): free space and start again "
-                "with --resume latest, which does it again."
+                f"The validation of epoch {call.epoch} could not be saved ({error}): free some space and start again "
+                "with --resume latest, which repeats it."
             )
             logging.error("VALIDATION NOT SAVED. %s", self.unrecorded)
             return {}, False
 
     def complete(self, call: ValidationCall) -> None:
-        """Record that the validation needs not be done again."""
+        """Record that the validation need not be repeated."""
         if not self.unrecorded:
             record.append_line(self.record, {"epoch": call.epoch, "complete": True})
 
 
 def lacks_validation(settings: RunSettings, epochs: int) -> bool:
-    """Whether the validation after so many epochs was cut off."""
+    """Whether the validation after `epochs` epochs was interrupted."""
     lines = record.read_lines(settings.checkpoints / record.VALIDATED, "epoch", last=epochs)
     return epochs > 0 and not any(line["epoch"] == epochs and line.get("complete") for line in lines)

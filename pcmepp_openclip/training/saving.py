@@ -1,4 +1,4 @@
-"""Writing the checkpoints of a run: what they hold, and what follows once one is on the disk."""
+"""Writing the checkpoints of a run: their content, and what follows once one is on disk."""
 
 import contextlib
 import functools
@@ -18,23 +18,23 @@ from .push import Pusher
 
 
 class NotSaved(RunFailed):
-    """The last state of a run is not on the disk."""
+    """The last state of a run is not on disk."""
 
 
 class CheckpointWriter:
     """Writes checkpoints, on the rank that saves, and hands them to the pusher.
 
     Arguments:
-        lock: the lock of the run folder, None where there is none to hold.
+        lock: the lock of the run folder, None if this rank holds none.
     """
 
     def __init__(self, settings: RunSettings, pusher: Pusher, lock: FolderLock | None):
         self.settings, self.pusher, self.lock = settings, pusher, lock
         self.saver = checkpoints.Saver()
-        self.outdated: list[Path] = []  # files that must go once there is a newer one
+        self.outdated: list[Path] = []  # files to delete once there is a newer one
 
     def write(self, checkpoint: dict, batches: int, validated: bool) -> bool:
-        """Write a checkpoint of `batches` batches of an epoch; whether it may still come to be there.
+        """Write a checkpoint after `batches` batches of an epoch. Returns False if that has failed already.
 
         Arguments:
             validated: whether a validation follows, whose metrics belong on the model card.
@@ -47,7 +47,7 @@ class CheckpointWriter:
         return self.saver.writing
 
     def _saved(self, path: Path, step: int, samples_seen: int, validated: bool) -> None:
-        """Called once the checkpoint is on the disk."""
+        """Called once the checkpoint is on disk."""
         logging.info("Saved %s, %d samples seen.", path, samples_seen)
         if self.settings.keep_latest:
             latest = path.with_name("epoch_latest.pt")
@@ -67,19 +67,19 @@ class CheckpointWriter:
         checkpoints.prune(self.settings.checkpoints, path, keep_every_epoch=self.settings.keep_epochs)
 
     def last_problem(self) -> str | None:
-        """Why the last checkpoint is not on the disk, after more tries; None if it is there."""
+        """Why the last checkpoint is not on disk, after further attempts; None if it is."""
         if self.saver.insist(60 * self.settings.save_retry_minutes):
             return None
         return (
             f"The last state of the run could not be saved to {self.saver.failed}, see above. "
-            f"{last_checkpoint(self.settings.checkpoints)} Free space, then start again with --resume latest."
+            f"{last_checkpoint(self.settings.checkpoints)} Free some space, then start again with --resume latest."
         )
 
 
 def checkpoint_of(
     model: Any, optimizer: Any, scaler: Any, name: str, epochs: int, training: dict[str, Any], about: dict[str, Any]
 ) -> dict[str, Any]:
-    """The content of a checkpoint: stock open_clip's, and the parts `training` and `about`."""
+    """The content of a checkpoint: the entries of stock open_clip, `training` and `about`."""
     checkpoint = {
         "epoch": epochs,
         "name": name,

@@ -1,4 +1,4 @@
-"""The batches of a run as open_clip's loop takes them: waited for with a limit, with work between the steps."""
+"""The batches that open_clip's loop iterates over: waits have a limit, and our code runs between the steps."""
 
 import contextlib
 import itertools
@@ -21,19 +21,19 @@ END = object()
 
 
 class Stalled(RunFailed):
-    """Nothing came for too long, or a stop could not be done in good order."""
+    """No data arrived for too long, or a stop request could not be carried out."""
 
 
 @dataclass(frozen=True)
 class EpochStart:
-    """Where an epoch is entered.
+    """The position at which an epoch starts.
 
     Arguments:
-        batch: the first batch.
-        samples_before: samples of the epoch that were seen before.
-        outdated: checkpoints within this epoch whose names count batches of another size. They must go once there is a
+        batch: index of the first batch.
+        samples_before: number of samples of the epoch that were seen before.
+        outdated: checkpoints of this epoch whose names count batches of another size. They are deleted once there is a
             newer one, or the next restart would take them for the newest.
-        restored: the generators' states of every rank and the like, from the checkpoint; None for a new epoch.
+        restored: the `training` entry of the checkpoint, with the RNG states of every rank; None for a new epoch.
     """
 
     batch: int = 0
@@ -44,21 +44,22 @@ class EpochStart:
 
 @dataclass
 class Progress:
-    """How far a run is."""
+    """How far a run has come."""
 
     samples_seen: int = 0
     unsaved: bool = False  # whether there were steps since the last checkpoint
-    first_wait: float | None = None  # seconds until the first batch of the run came
+    first_wait: float | None = None  # seconds until the first batch of the run arrived
 
 
 class Batches:
-    """Batches that are waited for: a long wait is logged and has a limit, and a request to stop ends it."""
+    """Waits for batches: a long wait is logged and has a limit, and a stop request ends it."""
 
     def __init__(self, settings: RunSettings, waiter: Waiter):
         self.settings, self.waiter = settings, waiter
 
     def of(self, loader: Any, what: str, first: float, later: float, **waiting: Any) -> Iterator[Any]:
-        """StopAsked, or Stalled after that many seconds for the first batch and for later ones."""
+        """The batches of a loader. Raises StopAsked on a stop request, and Stalled when the first batch takes more than
+        `first` seconds, or a later one more than `later`."""
         iterator, seconds = None, first
         while True:
             try:
@@ -67,7 +68,7 @@ class Batches:
                     batch = next(iterator, END)
             except TooLong:
                 raise Stalled(
-                    f"Rank {self.settings.rank} waited {seconds:.0f} s for {what}, and it did not come: the data or "
+                    f"Rank {self.settings.rank} waited {seconds:.0f} s for {what} in vain: the data or "
                     f"its workers are stuck. {last_checkpoint(self.settings.checkpoints)} See --rank-timeout-minutes."
                 ) from None
             if batch is END:
@@ -84,11 +85,11 @@ class EpochSteps:
     """The steps of one epoch.
 
     Arguments:
-        index: of the epoch.
-        start: where it is entered.
-        save: saves a checkpoint after so many batches of the epoch.
-        stop: called with that function and the number of steps so far; ends the run.
-        supports_position: whether the loader begins with the batch of `start`; one that does not is wound forward.
+        index: index of the epoch.
+        start: the position at which it starts.
+        save: saves a checkpoint; takes the number of batches of the epoch that are done.
+        stop: ends the run; takes a function that saves a checkpoint, and the number of steps so far.
+        supports_position: whether the loader can start at the batch of `start`; otherwise batches are skipped.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class EpochSteps:
         self.save, self.stop = save, stop
         self.supports_position, self.tb_writer = supports_position, tb_writer
         self.batches_done, self.accumulated = start.batch, 0
-        self.start_rng: dict[str, Any] | None = None  # at the epoch's start: stock data are shuffled by it
+        self.start_rng: dict[str, Any] | None = None  # at the start of the epoch; open_clip shuffles by it
 
     def __call__(self, loader: Any) -> Iterator[tuple[int, Any]]:
         """(index, batch) for open_clip's loop."""
@@ -123,7 +124,7 @@ class EpochSteps:
         try:
             iterator = self._first_waited(loader)
             if first and not self.supports_position:
-                logging.info("Passing over %d batches that were seen before the restart.", first)
+                logging.info("Skipping %d batches that were seen before the restart.", first)
                 for _ in range(first):
                     next(iterator)
             if restored and len(restored["rng"]) == settings.world_size:
@@ -140,10 +141,10 @@ class EpochSteps:
             self._stop(self.index * per_epoch + self.batches_done // settings.accum_freq)
 
     def _first_waited(self, loader: Any) -> Iterator[Any]:
-        """The batches, of which the first is there: the workers have been started."""
+        """The batches, after the first one has arrived and the workers have been started."""
         stall, since = 60 * self.settings.rank_timeout_minutes, time.monotonic()
         wait = self.progress.first_wait
-        # Buffers are filled before an epoch's first batch, which then takes about as long as the first time.
+        # Buffers are filled before the first batch of each epoch, which takes about as long every time.
         longest = START_UP_TIMEOUT.total_seconds() if wait is None else max(stall, 10 * wait)
         iterator = self.waited.of(loader, f"a batch of epoch {self.index}", longest, stall)
         with signals_blocked():  # the workers are started here
@@ -173,7 +174,7 @@ class EpochSteps:
                 if logged:
                     self.monitor.report(step, self.progress.samples_seen, self.tb_writer)
                 stop, wants_save = self.coordinator.after_step()
-                if i + 1 < batches:  # else the epoch's own checkpoint follows at once
+                if i + 1 < batches:  # otherwise the end-of-epoch checkpoint follows at once
                     if stop:
                         self._stop(step + 1)
                     if wants_save:

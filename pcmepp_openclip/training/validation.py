@@ -20,7 +20,7 @@ ABOUT_UNCERTAINTY = ("bin_correlation", "miss_AUROC")  # the metrics of `against
 def evaluate(model: Any, data: dict, epoch: int, args: Any, **kwargs: Any) -> dict:
     """open_clip's evaluation with our metrics in place of its N x N ones, in the same files.
 
-    R@1 by uncertainty is written to a file beside them."""
+    R@1 by uncertainty is written to a file next to them."""
     logvars: dict[str, list[Tensor]] = {"image_logvar": [], "text_logvar": []}
     inner: Any = training.innermost(model)
 

@@ -1,8 +1,7 @@
-"""Waiting that is heard of and can end: for data, and for a validation.
+"""Waits for data and for a validation that are logged and have a limit.
 
-The main thread may wait in any code, a DataLoader's or a reader's own. A timer that only runs meanwhile interrupts it
-every second; the handler says that the run waits, and ends the wait if the run was asked to stop or nothing came for
-too long.
+The main thread may wait in any code, a DataLoader's or a reader's own. A timer that runs only during a wait interrupts
+it every second; the handler logs a long wait, and ends it after a stop request or at its limit.
 """
 
 import contextlib
@@ -13,17 +12,17 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-FIRST_WARNING_S = 10.0  # seconds; the next words come after twice the time
+FIRST_WARNING_S = 10.0  # the next warning comes after twice the time
 TICK_S = 1.0
-PATIENCE_S = 5.0  # seconds that data may still take once a stop was asked for
+PATIENCE_S = 5.0  # how long data may still take after a stop request
 
 
 class StopAsked(BaseException):
-    """The run was asked to stop while it waited. Not an Exception: a reader must not take it for a bad sample."""
+    """A stop was requested during a wait. Not an Exception, so that a reader does not take it for a bad sample."""
 
 
 class TooLong(BaseException):
-    """Nothing came for the whole time."""
+    """A wait reached its limit."""
 
 
 @dataclass
@@ -48,15 +47,15 @@ class Waiter:
 
     @contextlib.contextmanager
     def waiting(self, what: str = "", limit: float = math.inf, patience: float = PATIENCE_S) -> Iterator[None]:
-        """StopAsked in the body if a stop is asked for and `patience` seconds have passed; TooLong after `limit`.
-        Without `what` nothing is said. May be nested."""
+        """Raises StopAsked in the body on a stop request, after `patience` seconds, and TooLong after `limit` seconds.
+        Without `what` nothing is logged. May be nested."""
         outer, self._wait = self._wait, _Wait(what, limit, patience)
         before = signal.signal(signal.SIGALRM, self._tick)
         signal.setitimer(signal.ITIMER_REAL, min(TICK_S, limit), TICK_S)
         try:
             yield
         finally:
-            self._wait = outer  # first: a tick that is under way must not be raised outside
+            self._wait = outer  # first, so that a pending tick raises nothing outside
             if outer is None:
                 signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
@@ -74,4 +73,4 @@ class Waiter:
             raise TooLong
         if wait.what and waited >= wait.next_warning_s:
             wait.next_warning_s = 2 * waited
-            logging.warning("Waiting for %s for %.0f s now; after %.0f s the run ends.", wait.what, waited, wait.limit)
+            logging.warning("Waited %.0f s for %s; the run ends after %.0f s.", waited, wait.what, wait.limit)
