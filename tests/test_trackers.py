@@ -33,7 +33,7 @@ def test_tensorboard_goes_on_with_the_steps(resumed):
 
     events = EventAccumulator(str(resumed[0] / "run/tensorboard"))
     events.Reload()
-    for tag in ("train/loss", "train/match_loss", "train/a", "train/b", "train/text_uncertainty"):
+    for tag in ("train/loss", "train/match_loss", "train/match_scale", "train/match_shift", "train/text_uncertainty"):
         assert [event.step for event in events.Scalars(tag)] == list(range(8)), tag
 
 
