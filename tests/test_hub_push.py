@@ -111,7 +111,7 @@ def test_a_checkpoint_on_a_branch_with_a_tag_and_every_revision_loads(guarded, t
     first, last = (trained / f"checkpoints/epoch_{epoch}.pt" for epoch in (1, 2))
     push(last, "me/revisions")
     said = push(first, "me/revisions", "--branch", "early", "--tag", "v1")
-    assert "Step 4: 1 epochs, 64 samples seen: pushed" in said
+    assert "Step 4: 1 epoch, 64 samples seen: pushed" in said
     commit = guarded.tags("me/revisions")["v1"]
     text = guarded.files("me/revisions", "early")["README.md"].decode()
     assert "**the run was not finished then** (1 of 2 epochs" in text and "| photos | 64 | 64 |" in text

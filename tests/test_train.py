@@ -125,6 +125,10 @@ def test_a_plain_model_trains_to_the_bit_as_in_open_clip(tmp_path):
         (["--accum-freq", "0"], "--accum-freq must be at least 1, not 0"),
         (["--rank-timeout-minutes", "0"], "--rank-timeout-minutes must be more than 0, not 0"),
         (["--train-data", ""], "There is nothing to train on: give --train-data"),
+        (["--trian-data", "x"], "there is no flag --trian-data; did you mean '--train-data'?"),
+        (["--match-wieght", "2"], "there is no flag --match-wieght; did you mean '--match-weight'?"),
+        (["--xyzzy"], "there is no flag --xyzzy; see pcmepp train --help."),
+        (["--epochs", "many"], "argument --epochs: invalid int value: 'many'"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_sentence(run, flags, word):

@@ -66,16 +66,16 @@ def task_table(result: TaskResult) -> pd.DataFrame:
 
 
 def uncertainty_table(result: TaskResult, samples: str) -> pd.DataFrame:
-    """The metrics about the uncertainty of the images or the captions: one column per kind of hit, and those that have
-    to do with none in the first column."""
+    """The metrics about the uncertainty of the images or the captions: one column per kind of hit, and a first column
+    for those that have to do with none."""
     frame = metric_frame([result])
     frame = frame[frame.samples == samples]
     label = (frame.group + " " + frame["name"]).str.strip()
-    hits = [hit for hit in frame.hit.unique() if hit]
-    columns = frame.hit.where(frame.hit != "", hits[0])
+    columns = frame.hit.replace("", "all samples")
+    ordered = sorted(columns.unique(), key=lambda column: column != "all samples")
     table = pd.DataFrame({"label": label, "column": columns, "cell": frame.value.map(_number)})
     table = table.pivot(index="label", columns="column", values="cell").fillna("")
-    return table.loc[label.unique(), hits].rename_axis(index=None, columns=None)
+    return table.loc[label.unique(), ordered].rename_axis(index=None, columns=None)
 
 
 def text_table(result: TaskResult) -> str:

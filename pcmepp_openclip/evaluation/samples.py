@@ -78,6 +78,8 @@ def locate_samples(shards: list[str], flag: str) -> Iterator[tuple[str, ImageRef
             yield from _of_shard(shard, flag)
         except LeftOut:
             raise
+        except FileNotFoundError:
+            raise ValueError(f"{flag}: there is no file or folder {shard}.") from None
         except tars.ERRORS as error:
             why = str(error) if isinstance(error, tarfile.TarError) else type(error).__name__
             raise ValueError(f"{flag}: the shard {shard} cannot be read ({why}).") from None

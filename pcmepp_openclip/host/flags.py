@@ -3,14 +3,18 @@
 Other rooms get typed records of what they need.
 """
 
-from argparse import Namespace
+import re
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+from unittest import mock
 
 import open_clip
 import torch
 
+from ..system.text import did_you_mean
 from . import seams
 from .trainer import params
 
@@ -27,9 +31,22 @@ AT_LEAST = {"batch_size": 1, "accum_freq": 1, "epochs": 1, "workers": 0, "log_ev
 SLOW_ON_CPU = ("amp", "fp16", "pure_fp16")  # "amp" is open_clip's default; bfloat16 is fast on many CPUs
 
 
-def parse_args(argv: list[str]) -> Namespace:
-    """open_clip's own arguments. HostChanged if a flag is gone that is read here."""
-    args = params.parse_args(argv)
+def parse_args(argv: list[str], own_flags: Iterable[str] = ()) -> Namespace:
+    """open_clip's own arguments; a ValueError for a mistake. HostChanged if a flag is gone that is read here.
+
+    Arguments:
+        own_flags: flags of `pcmepp train`, which were read before, to suggest for a misspelt one.
+    """
+
+    def refuse(parser: ArgumentParser, message: str) -> NoReturn:
+        unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
+        if unknown is None:
+            raise ValueError(f"{message}.")
+        hint = did_you_mean(unknown[1], [*parser._option_string_actions, *own_flags], "see pcmepp train --help.")
+        raise ValueError(f"there is no flag {unknown[1]}; {hint}")
+
+    with mock.patch.object(ArgumentParser, "error", refuse):  # which would print pages of usage
+        args = params.parse_args(argv)
     for name in READ:
         if not hasattr(args, name):
             raise seams.HostChanged(seams.lacking(f"flag --{name.replace('_', '-')}", "train"))

@@ -96,7 +96,7 @@ def _from_checkpoint(path: Path, request: PushRequest, run: Path | None, folder:
     export.write_folder(folder, tensors, config, card.write_card(folder, facts), tokenizer)
     if facts.step is None:
         return f"Weights of {path.name}"
-    return f"Step {facts.step}: {epochs} epochs, {samples} samples seen"
+    return f"Step {facts.step}: {epochs} {'epoch' if epochs == 1 else 'epochs'}, {samples} samples seen"
 
 
 def _read(path: Path) -> dict[str, Any]:

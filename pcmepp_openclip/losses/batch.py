@@ -22,7 +22,7 @@ class PairTerms(NamedTuple):
 
     contrastive: Tensor
     match: Tensor
-    pseudo_positive: Tensor
+    pp: Tensor
     pseudo_positives: Tensor
 
 

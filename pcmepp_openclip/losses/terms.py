@@ -26,7 +26,7 @@ class LossTerm(NamedTuple):
 LOSSES: dict[str, LossTerm] = {
     "contrastive": LossTerm(lambda batch: batch.pairs.contrastive, 1.0, "InfoNCE, the loss of CLIP"),
     "match": LossTerm(lambda batch: batch.pairs.match, 1.0, "the matching loss"),
-    "pp": LossTerm(lambda batch: batch.pairs.pseudo_positive, 0.0, "the pseudo-positive loss, alpha in the paper"),
+    "pp": LossTerm(lambda batch: batch.pairs.pp, 0.0, "the pseudo-positive loss, alpha in the paper"),
     "vib": LossTerm(lambda batch: vib(batch.images) + vib(batch.texts), 1e-6, "the VIB loss, beta in the paper"),
 }
 """All terms of the loss by name. Each has a key `NAME_weight` in `pcmepp_cfg` and a flag `--NAME-weight`."""

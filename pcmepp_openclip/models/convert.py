@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ..host import weights
 from ..system import files
-from ..system.redact import printable
 from .pcmepp import is_pcmepp_parameter
 
 
@@ -24,9 +23,7 @@ def main(argv: list[str]) -> None:
     if args.target.exists() and not args.overwrite:
         raise ValueError(f"{args.target} exists: name another file or add --overwrite.")
     kept, dropped = to_clip(args.source, args.target)
-    print(f"{args.target}: {len(kept)} tensors of a plain CLIP. Dropped {len(dropped)} of PCME++'s own:")
-    for name in dropped:
-        print(f"  {printable(name)}")
+    print(f"{args.target}: {len(kept)} tensors of a plain CLIP, without {len(dropped)} tensors that only PCME++ has.")
 
 
 def to_clip(source: Path, target: Path) -> tuple[list[str], list[str]]:

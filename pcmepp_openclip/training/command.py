@@ -125,7 +125,7 @@ def overrides() -> dict[str, tuple[str, type, str]]:
 def prepare(own: argparse.Namespace, rest: list[str]) -> tuple[argparse.Namespace, data.DataSpec]:
     """All arguments, open_clip's and ours, and the training data; ValueError for mistakes found without a model."""
     never_ask()
-    args = flags.parse_args(rest)
+    args = flags.parse_args(rest, own_flags=[f"--{name.replace('_', '-')}" for name in vars(own)])
     vars(args).update(vars(own))
     flags.check_numbers(args)
     check_minutes(own)

@@ -198,6 +198,11 @@ class TrainingHooks:
                 f"--resume {self.settings.resume} has completed all --epochs {self.settings.epochs}: nothing is "
                 "left to train; raise --epochs."
             )
+        if not self.trained:
+            logging.info(
+                "This run has completed all --epochs %d: nothing is left to train. Raise --epochs to continue it.",
+                self.settings.epochs,
+            )
         problem = self.writer.last_problem() or self.validator.unrecorded
         if problem:
             raise NotSaved(problem)
