@@ -51,10 +51,12 @@ def test_factors_rank_as_the_distance_does(name):
     if name == "manhattan":
         assert factors is None
         return
-    column_M = 0 if factors.column_M is None else factors.column_M
-    score_NM = factors.query_NE @ factors.gallery_ME.T - column_M
+    offset_M = 0 if factors.offset_M is None else factors.offset_M
+    score_NM = factors.query_NE @ factors.gallery_ME.T - offset_M
     assert torch.equal(score_NM.argsort(dim=1, descending=True), slow(a, b, name).argsort(dim=1))
-    torch.testing.assert_close(factors.row_N[:, None] - score_NM, slow(a, b, name).float(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        factors.row_N[:, None] - factors.scale * score_NM, slow(a, b, name).float(), rtol=0, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)

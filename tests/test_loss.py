@@ -194,7 +194,7 @@ def test_memory_does_not_grow_with_the_square(monkeypatch):
 def test_bad_arguments():
     with pytest.raises(ValueError, match=r"no loss term with the weight 'matching_weight'; known .* match_weight"):
         pp.PCMEppLoss(matching_weight=1.0)
-    with pytest.raises(ValueError, match="no distance 'l2'; there are: cosine, csd"):
+    with pytest.raises(ValueError, match="Unknown distance 'l2'; known distances: cosine, csd"):
         pp.PCMEppLoss(distance="l2")
     with pytest.raises(ValueError, match="'mean' or 'sum'"):
         pp.PCMEppLoss(reduction="none")

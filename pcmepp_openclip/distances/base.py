@@ -10,22 +10,29 @@ from ..gaussian import Gaussian, full_precision
 class Factors(NamedTuple):
     """A distance as one matrix product and one offset per sample, so that nothing of size N x M x D is formed:
 
-        d_ij = row_i + column_j - query_i . gallery_j
+        d_ij = row_i + column_j - scale * query_i . gallery_j
 
-    For one query `row_i` is a constant, so `query @ gallery.T - column` ranks the gallery: the highest value is the
-    nearest item. That is also the form which an inner-product index can search.
+    For one query `row_i` is a constant, so `query @ gallery.T - offset` with `offset = column / scale` ranks the
+    gallery: the highest value is the nearest item. That is also the form which an inner-product index can search.
 
     Arguments:
         query_NE: [N, E], where E may differ from the dimension of the embeddings.
         gallery_ME: [M, E].
         row_N: [N].
-        column_M: [M], or None where every item has the same offset of 0.
+        column_M: [M], or None where it is 0 for every item.
+        scale: positive; it is apart so that `query_NE` can be the means themselves and not a copy.
     """
 
     query_NE: Tensor
     gallery_ME: Tensor
     row_N: Tensor
     column_M: Tensor | None = None
+    scale: float = 1.0
+
+    @property
+    def offset_M(self) -> Tensor | None:
+        """What ranks the gallery together with the product, [M], see above."""
+        return None if self.column_M is None else self.column_M / self.scale
 
 
 class Distance:
@@ -54,7 +61,7 @@ class Distance:
         check_shapes(a, b)
         with full_precision(a.mean):
             factors = self._factors(a, b)
-            distance_NM = factors.row_N[:, None] - factors.query_NE @ factors.gallery_ME.T
+            distance_NM = factors.row_N[:, None] - (factors.scale * factors.query_NE) @ factors.gallery_ME.T
             return distance_NM if factors.column_M is None else distance_NM + factors.column_M
 
     def paired(self, a: Gaussian, b: Gaussian) -> Tensor:
@@ -62,7 +69,7 @@ class Distance:
         check_shapes(a, b)
         with full_precision(a.mean):
             factors = self._factors(a, b)
-            distance_N = factors.row_N - (factors.query_NE * factors.gallery_ME).sum(dim=1)
+            distance_N = factors.row_N - factors.scale * (factors.query_NE * factors.gallery_ME).sum(dim=1)
             return distance_N if factors.column_M is None else distance_N + factors.column_M
 
     def _factors(self, a: Gaussian, b: Gaussian) -> Factors:

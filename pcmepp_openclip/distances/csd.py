@@ -21,7 +21,7 @@ class CSD(Distance):
             mean_ND, mean_MD = query.mean.float(), gallery.mean.float()
             row_N = mean_ND.square().sum(dim=1) + query.uncertainty
             column_M = mean_MD.square().sum(dim=1) + gallery.uncertainty
-            return Factors(2 * mean_ND, mean_MD, row_N, column_M)
+            return Factors(mean_ND, mean_MD, row_N, column_M, scale=2.0)
 
 
 def csd(a: Gaussian, b: Gaussian) -> Tensor:

@@ -18,4 +18,4 @@ class Wasserstein(Distance):
                 torch.cat([x.mean.float(), (0.5 * x.logvar.float()).exp()], dim=1) for x in (query, gallery)
             )
             row_N, column_M = (point.square().sum(dim=1) for point in (point_NE, point_ME))
-            return Factors(2 * point_NE, point_ME, row_N, column_M)
+            return Factors(point_NE, point_ME, row_N, column_M, scale=2.0)

@@ -164,7 +164,7 @@ def scores(query: Gaussian, gallery: Gaussian, distance: str, chunk: int = CHUNK
         gallery = Gaussian(gallery.mean[kept_U], gallery.logvar[kept_U])
     else:
         gallery_UE = factors.gallery_ME[kept_U]
-        column_U = None if factors.column_M is None else factors.column_M[kept_U]
+        offset_U = None if factors.offset_M is None else factors.offset_M[kept_U]
     step = max(1, chunk // len(order_M))
     for start in range(0, len(query.mean), step):
         rows = slice(start, min(start + step, len(query.mean)))
@@ -172,8 +172,8 @@ def scores(query: Gaussian, gallery: Gaussian, distance: str, chunk: int = CHUNK
             score_nU = -measure.matrix(Gaussian(query.mean[rows], query.logvar[rows]), gallery)
         else:
             score_nU = factors.query_NE[rows] @ gallery_UE.T
-            if column_U is not None:
-                score_nU -= column_U
+            if offset_U is not None:
+                score_nU -= offset_U
         yield rows, score_nU if expand_M is None else score_nU[:, expand_M]
 
 

@@ -46,8 +46,8 @@ def nearest_class(images: Gaussian, prompts_CTD: Gaussian, distance: Distance) -
         score = (-distance.matrix(Gaussian(*part), prompts).unflatten(1, shape).mean(dim=2) for part in parts)
     else:  # the mean over prompts of a product with each is the product with their mean
         classifier_CE = factors.gallery_ME.unflatten(0, shape).mean(dim=1)
-        column_C = 0 if factors.column_M is None else factors.column_M.unflatten(0, shape).mean(dim=1)
-        score = (part @ classifier_CE.T - column_C for part in factors.query_NE.split(4096))
+        offset_C = 0 if factors.offset_M is None else factors.offset_M.unflatten(0, shape).mean(dim=1)
+        score = (part @ classifier_CE.T - offset_C for part in factors.query_NE.split(4096))
     return torch.cat([top_k(score_nC, 1)[:, 0] for score_nC in score])
 
 

@@ -107,7 +107,7 @@ class PCMEppLoss(nn.Module):
         factors = CSD().factors(images, texts)
         assert factors.column_M is not None
         # The mean over all pairs of a product is the product of the means.
-        product = factors.query_NE.mean(dim=0) @ factors.gallery_ME.mean(dim=0)
+        product = factors.scale * factors.query_NE.mean(dim=0) @ factors.gallery_ME.mean(dim=0)
         distance = factors.row_N.mean() + factors.column_M.mean() - product
         self.diagnostics = {
             "match_scale": batch.match_scale.detach(),
