@@ -131,7 +131,7 @@ def test_a_pull_request(guarded, trained, push, weights):
     assert "/me/asked/discussions/1" in push(trained, "me/asked", "--pr")
     assert "loss.png" not in guarded.files("me/asked") and "loss.png" in guarded.files("me/asked", "refs/pr/1")
     assert "drop --branch" in push(trained, "me/asked", "--pr", "--branch", "x", code=2)
-    assert "drop one of them" in push(trained, "me/asked", "--pr", "--tag", "x", code=2)
+    assert "drop --tag or --pr" in push(trained, "me/asked", "--pr", "--tag", "x", code=2)
     guarded.fail("/commit/", lose_answer=True)
     (weights / "README.md").write_text("changed")
     assert "No answer whether the pull request was opened" in push(weights, "me/asked", "--pr", code=2)
