@@ -133,7 +133,7 @@ def test_a_run_that_fails_ends_with_its_workers(start, flags, how):
     last = run.said().splitlines()[-1]
     assert "Traceback" not in run.said()
     assert (code, last[:13]) == (130 if how == "INT" else 1, "pcmepp train:")
-    assert {"loss": "not finite", "worker": "did not come", "INT": "interrupted"}[how] in last
+    assert {"loss": "not finite", "worker": "are stuck", "INT": "interrupted"}[how] in last
 
 
 def test_a_rank_that_was_stopped_ends_with_the_others_under_torchrun(start, flags):
