@@ -30,7 +30,7 @@ class DataSpec:
     @property
     def totals(self) -> list[int | None]:
         """The usable samples of each source, None for a source that was not counted."""
-        return [None if sizes is None else sum(size.samples for size in sizes) for sizes in self.sizes]
+        return [None if sizes is None else _total(sizes) for sizes in self.sizes]
 
     @property
     def source_shares(self) -> dict[str, float]:

@@ -57,12 +57,8 @@ def task_table(result: TaskResult) -> pd.DataFrame:
     """The metrics of the task, one row per metric and one column per distance, as text."""
     frame = metric_frame([result])
     frame = frame[frame.samples == ""]
-    label = _labels(frame)
-    columns = frame.distance.replace("", "accuracy")
-    cells = frame.value.map(_number)
-    table = pd.DataFrame({"label": label, "column": columns, "cell": cells})
-    table = table.pivot(index="label", columns="column", values="cell").fillna("")
-    return table.loc[label.unique(), columns.unique()].rename_axis(index=None, columns=None)
+    labels = (frame.direction + "_" + frame["name"]).str.strip("_")
+    return _pivot(labels, frame.distance.replace("", "accuracy"), frame.value)
 
 
 def uncertainty_table(result: TaskResult, samples: str) -> pd.DataFrame:
@@ -70,12 +66,16 @@ def uncertainty_table(result: TaskResult, samples: str) -> pd.DataFrame:
     for those that have to do with none."""
     frame = metric_frame([result])
     frame = frame[frame.samples == samples]
-    label = (frame.group + " " + frame["name"]).str.strip()
-    columns = frame.hit.replace("", "all samples")
-    ordered = sorted(columns.unique(), key=lambda column: column != "all samples")
-    table = pd.DataFrame({"label": label, "column": columns, "cell": frame.value.map(_number)})
-    table = table.pivot(index="label", columns="column", values="cell").fillna("")
-    return table.loc[label.unique(), ordered].rename_axis(index=None, columns=None)
+    labels = (frame.group + " " + frame["name"]).str.strip()
+    table = _pivot(labels, frame.hit.replace("", "all samples"), frame.value)
+    return table[sorted(table.columns, key=lambda column: column != "all samples")]
+
+
+def _pivot(labels: pd.Series, columns: pd.Series, values: pd.Series) -> pd.DataFrame:
+    """Values as text, by label and column, in the order in which these first occur."""
+    cells = pd.DataFrame({"label": labels, "column": columns, "cell": values.map(_number)})
+    table = cells.pivot(index="label", columns="column", values="cell").fillna("")
+    return table.loc[labels.unique(), columns.unique()].rename_axis(index=None, columns=None)
 
 
 def text_table(result: TaskResult) -> str:
@@ -115,10 +115,6 @@ def _uncertainty(result: TaskResult, query: QueryResults, text: str) -> Section:
     table = uncertainty_table(result, query.samples)
     header = ["", *map(_words_of, table.columns)]
     return Section(f"{title} and their uncertainty", text, _rows(table), header, drawn)
-
-
-def _labels(frame: pd.DataFrame) -> pd.Series:
-    return (frame.direction + "_" + frame["name"]).str.strip("_")
 
 
 def _rows(table: pd.DataFrame) -> list[list[str]]:

@@ -10,6 +10,7 @@ are known.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from .metric import Metric
 
 KS = (1, 5, 10)
 CHUNK = 10_000_000  # elements of the matrix held at a time: above the 32 MB below which glibc fragments its heap
+SAMPLES = {"image_to_text": "images", "text_to_image": "captions"}  # the queries of each direction
 Matches = Sequence[Sequence[int]]  # the indices of the right items of the gallery, for each query
 
 
@@ -42,6 +44,11 @@ class Ranking:
     match_rank_N: Tensor | None
     average_precision_N: Tensor | None
     r_precision_N: Tensor | None
+
+    @property
+    def samples(self) -> str:
+        """The queries: "images" or "captions"."""
+        return SAMPLES[self.direction]
 
     @property
     def hits(self) -> dict[str, Tensor]:
@@ -82,13 +89,13 @@ def rankings(
     n = len(images.mean)
     by_image = None if images_of_text is None else invert(images_of_text, n)
     directions = (
-        ("image_to_text", images, texts, invert(pairs, n), by_image),
-        ("text_to_image", texts, images, pairs, images_of_text),
+        ("image_to_text", images, texts, _Right.of(texts, invert(pairs, n), by_image)),
+        ("text_to_image", texts, images, _Right.of(images, pairs, images_of_text)),
     )
     return [
-        _rank(distance, direction, query, gallery, own, matches)
+        _rank(distance, direction, query, gallery, right)
         for distance in distances
-        for direction, query, gallery, own, matches in directions
+        for direction, query, gallery, right in directions
     ]
 
 
@@ -104,24 +111,39 @@ def retrieval_metrics(found: Sequence[Ranking]) -> Iterator[Metric]:
         yield Metric("RSUM", rsum, distance)
 
 
-def _rank(
-    distance: str, direction: str, query: Gaussian, gallery: Gaussian, own: Matches, matches: Matches | None
-) -> Ranking:
-    device = query.mean.device
-    own_ranks, match_ranks_, precision = [], [], []
-    right = own if matches is None else matches
-    count_N = torch.tensor([len(items) for items in right], device=device)
-    several = bool((count_N > 1).any())
-    own_NR, right_NR = _places(own, gallery), _places(right, gallery)
+class _Right(NamedTuple):
+    """The right answers of each query, which are the same for every distance.
+
+    Arguments:
+        own_NR: where the items that a query is paired with are in `tie_order`, padded with M.
+        match_NR: the same of all items that fit, or None where only the pairs are known.
+        count_N: how many items are right: those that fit, or else the paired ones.
+    """
+
+    own_NR: Tensor
+    match_NR: Tensor | None
+    count_N: Tensor
+
+    @classmethod
+    def of(cls, gallery: Gaussian, own: Matches, matches: Matches | None) -> "_Right":
+        counts = [len(items) for items in (own if matches is None else matches)]
+        match_NR = None if matches is None else _places(matches, gallery)
+        return cls(_places(own, gallery), match_NR, torch.tensor(counts, device=gallery.mean.device))
+
+
+def _rank(distance: str, direction: str, query: Gaussian, gallery: Gaussian, right: _Right) -> Ranking:
+    own_NR, match_NR, count_N = right
+    right_NR, most = own_NR if match_NR is None else match_NR, int(count_N.max())
+    own_ranks, ranks_of_matches, precision = [], [], []
     for rows, score_nM in scores(query, gallery, distance):
         own_ranks.append(first_rank(score_nM, own_NR[rows]))
-        if matches is not None:
-            match_ranks_.append(first_rank(score_nM, right_NR[rows]))
-        if several:
-            top_nK = top_k(score_nM, int(count_N.max()))
-            precision.append(torch.stack(precisions(_is_in(top_nK, right_NR[rows], score_nM), count_N[rows])))
+        if match_NR is not None:
+            ranks_of_matches.append(first_rank(score_nM, match_NR[rows]))
+        if most > 1:
+            hit_nK = _is_in(top_k(score_nM, most), right_NR[rows], score_nM)
+            precision.append(torch.stack(precisions(hit_nK, count_N[rows])))
     average, r_precision = torch.cat(precision, dim=1) if precision else (None, None)
-    found = torch.cat(match_ranks_) if match_ranks_ else None
+    found = torch.cat(ranks_of_matches) if ranks_of_matches else None
     return Ranking(distance, direction, torch.cat(own_ranks), found, average, r_precision)
 
 

@@ -23,7 +23,6 @@ from .retrieval import Ranking, confidence, rankings, retrieval_metrics
 from .zeroshot import predict, weighted, zeroshot
 
 STANDARD_PROMPT = "a photo of a {c}."
-SAMPLES = {"image_to_text": "images", "text_to_image": "captions"}  # the queries of each direction
 
 
 @dataclass
@@ -78,6 +77,7 @@ class CaptionedGaussians:
         images, captions: their Gaussians, [N, D] and [M, D]; points, of variance 0, if the model is not probabilistic.
         rankings: both directions by each distance.
         queries: the images, then the captions.
+        eccv_caption: that package, where the data are COCO, else None.
     """
 
     data: Captioned
@@ -86,6 +86,7 @@ class CaptionedGaussians:
     probabilistic: bool
     rankings: list[Ranking]
     queries: list[QueryResults]
+    eccv_caption: Any = None
 
 
 @dataclass(frozen=True)
@@ -118,20 +119,21 @@ def evaluate_retrieval(encoder: Encoder, name: str, data: Captioned, rank: int =
     distances = list(DISTANCES) if encoder.probabilistic else ["cosine"]
     found = rankings(images, texts, data.image_of_caption, data.images_of_caption, distances)
     queries = []
-    for direction, query, gallery in (("image_to_text", images, texts), ("text_to_image", texts, images)):
+    for samples, query, gallery in (("images", images, texts), ("captions", texts, images)):
         hits = {
             label: hit
             for ranking in found
-            if ranking.direction == direction and ranking.distance in ("cosine", encoder.distance)
+            if ranking.samples == samples and ranking.distance in ("cosine", encoder.distance)
             for label, hit in ranking.hits.items()
         }
         sure = confidence(query, gallery, encoder.scale)
-        queries.append(QueryResults(SAMPLES[direction], query.uncertainty, hits, sure))
+        queries.append(QueryResults(samples, query.uncertainty, hits, sure))
+    eccv_caption = None if data.coco_captions is None else coco.load_eccv_caption()
     if data.coco_captions is not None and encoder.probabilistic:
-        hits_1k = coco.first_hits_1k(images, texts, data.coco_captions, data.image_of_caption, "csd")
+        hits_1k = coco.first_hits_1k(images, texts, data.coco_captions, data.image_of_caption, "csd", eccv_caption)
         for results, hit in zip(queries, hits_1k, strict=True):
             results.hits["coco_1k_csd_R@1"] = hit
-    encoded = CaptionedGaussians(data, images, texts, encoder.probabilistic, found, queries)
+    encoded = CaptionedGaussians(data, images, texts, encoder.probabilistic, found, queries, eccv_caption)
     metrics = [metric for evaluate in RETRIEVAL_EVALUATORS.values() for metric in evaluate(encoded)]
     return TaskResult(name, "retrieval", data, metrics, encoder.probabilistic, queries)
 
@@ -168,9 +170,9 @@ def _recalls(encoded: CaptionedGaussians) -> Iterator[Metric]:
 def _coco(encoded: CaptionedGaussians) -> Iterator[Metric]:
     data = encoded.data
     if data.coco_images is not None and data.coco_captions is not None:
-        ids, distances = (data.coco_images, data.coco_captions), {ranking.distance for ranking in encoded.rankings}
-        ordered = [distance for distance in DISTANCES if distance in distances]
-        yield from coco.coco(encoded.images, encoded.captions, *ids, data.image_of_caption, ordered)
+        ids, own = (data.coco_images, data.coco_captions), data.image_of_caption
+        distances = dict.fromkeys(ranking.distance for ranking in encoded.rankings)
+        yield from coco.coco(encoded.images, encoded.captions, *ids, own, distances, encoded.eccv_caption)
 
 
 def _captions(encoded: CaptionedGaussians) -> Iterator[Metric]:

@@ -1,9 +1,8 @@
 """What a term of the loss is computed from: the pairs of this rank, and what it needs of the other ranks."""
 
 import functools
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -65,9 +64,14 @@ class PairBatch:
         return self.rank * len(self.texts.mean)
 
     @functools.cached_property
+    def all_text_means(self) -> Tensor:
+        """The means of the texts of all ranks, [N, D], which CSD and InfoNCE need in place of whole Gaussians."""
+        return self.gather(self.texts.mean)
+
+    @functools.cached_property
     def all_texts(self) -> Gaussian:
         """The texts of all ranks, [N, D], in the order of ranks. Image i of this rank matches text `first + i`."""
-        return Gaussian(self.gather(self.texts.mean), self.gather(self.texts.logvar))
+        return Gaussian(self.all_text_means, self.gather(self.texts.logvar))
 
     @functools.cached_property
     def pairs(self) -> PairTerms:
@@ -78,7 +82,7 @@ class PairBatch:
         terms = PairTerms(
             *PairLosses.apply(
                 self.images.mean,
-                self.gather(self.texts.mean),
+                self.all_text_means,
                 offset.row_N,
                 self.gather(offset.column_M),
                 *(self.clip_scale, self.match_scale, self.match_shift),
@@ -106,9 +110,10 @@ class PairBatch:
             part = Gaussian(images.mean[rows], images.logvar[rows])
             logits = checkpoint(self._logits, part, texts, use_reentrant=False)
             match = match + F.softplus(logits).sum()
-            for is_pseudo in self._pseudo_positives(logits.detach(), true_pairs, rows.start):
-                extra = extra + (is_pseudo * logits).sum()
-                pseudo = pseudo + is_pseudo.sum()
+            if true_pairs is not None:
+                for is_pseudo in pseudo_positives(logits.detach(), true_pairs, rows.start + self.first):
+                    extra = extra + (is_pseudo * logits).sum()
+                    pseudo = pseudo + is_pseudo.sum()
         distance_n = self.distance.paired(images, self.texts)
         positive = matching_logits(distance_n, self.match_scale, self.match_shift).sum()
         n, N = len(images.mean), len(texts.mean)
@@ -117,6 +122,3 @@ class PairBatch:
 
     def _logits(self, images: Gaussian, texts: Gaussian) -> Tensor:
         return matching_logits(self.distance.matrix(images, texts), self.match_scale, self.match_shift)
-
-    def _pseudo_positives(self, logits: Tensor, true_pairs: TruePairs | None, start: int) -> Iterator[Any]:
-        return iter(()) if true_pairs is None else pseudo_positives(logits, true_pairs, start + self.first)

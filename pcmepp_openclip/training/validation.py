@@ -34,11 +34,11 @@ def evaluate(model: Any, data: dict, epoch: int, args: Any, **kwargs: Any) -> di
         texts = Gaussian(text_features.to(args.device), torch.cat(logvars["text_logvar"]).to(args.device))
         distances = dict.fromkeys(("cosine", inner.pcmepp_cfg.distance))
         found = rankings(images, texts, range(len(texts.mean)), distances=distances)
-        queries = {"image_to_text": ("images", images.uncertainty), "text_to_image": ("captions", texts.uncertainty)}
+        uncertainty = {"images": images.uncertainty, "captions": texts.uncertainty}
         if args.save_logs:
-            lines = dict(_bins(found, queries))
+            lines = dict(_bins(found, uncertainty))
             record.append_line(Path(args.checkpoint_path) / record.UNCERTAINTY, {"epoch": epoch, **lines})
-        return as_dict([*retrieval_metrics(found), *_about_uncertainty(found, queries)])
+        return as_dict([*retrieval_metrics(found), *_about_uncertainty(found, uncertainty)])
 
     handle = inner.register_forward_hook(keep)
     try:
@@ -48,19 +48,17 @@ def evaluate(model: Any, data: dict, epoch: int, args: Any, **kwargs: Any) -> di
         handle.remove()
 
 
-def _about_uncertainty(found: Sequence[Ranking], queries: dict[str, tuple[str, Tensor]]) -> Iterator[Metric]:
+def _about_uncertainty(found: Sequence[Ranking], uncertainty: dict[str, Tensor]) -> Iterator[Metric]:
     for ranking in found:
-        samples, uncertainty_N = queries[ranking.direction]
         for label, hit_N in ranking.hits.items():
-            for metric in against_hits(uncertainty_N, hit_N, samples, label):
+            for metric in against_hits(uncertainty[ranking.samples], hit_N, ranking.samples, label):
                 if metric.name in ABOUT_UNCERTAINTY:
                     yield metric
 
 
-def _bins(found: Sequence[Ranking], queries: dict[str, tuple[str, Tensor]]) -> Iterator[tuple[str, list[list[float]]]]:
+def _bins(found: Sequence[Ranking], uncertainty: dict[str, Tensor]) -> Iterator[tuple[str, list[list[float]]]]:
     """(samples and what counts as a hit, [mean uncertainties, shares of hits] of 10 bins), such as "images/csd_R@1"."""
     for ranking in found:
-        samples, uncertainty_N = queries[ranking.direction]
         for label, hit_N in ranking.hits.items():
-            binned = bins(uncertainty_N, hit_N)
-            yield f"{samples}/{label}", [[mean for mean, _, _ in binned], [share for _, share, _ in binned]]
+            binned = bins(uncertainty[ranking.samples], hit_N)
+            yield f"{ranking.samples}/{label}", [[mean for mean, _, _ in binned], [share for _, share, _ in binned]]
