@@ -1,0 +1,108 @@
+"""Configs of the Hugging Face text towers that open_clip names, for machines that cannot reach the Hub.
+
+open_clip asks `AutoConfig.from_pretrained(NAME)` for the size of such a tower. `write_cache` writes a folder in which
+transformers finds the answer, so that the code that builds the tower is the real one; its weights are random.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+REVISION = "0" * 40
+
+
+def _roberta(model_type: str, width: int, layers: int, vocab_size: int) -> dict[str, Any]:
+    return {
+        "model_type": model_type,
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": width // 64,
+        "intermediate_size": 4 * width,
+        "vocab_size": vocab_size,
+        "max_position_embeddings": 514,
+        "type_vocab_size": 1,
+        "layer_norm_eps": 1e-5,
+        "bos_token_id": 0,
+        "pad_token_id": 1,
+        "eos_token_id": 2,
+    }
+
+
+def _mt5(width: int, layers: int, ffn_width: int) -> dict[str, Any]:
+    return {
+        "model_type": "mt5",
+        "is_encoder_decoder": True,
+        "d_model": width,
+        "num_layers": layers,
+        "num_decoder_layers": layers,
+        "num_heads": width // 64,
+        "d_kv": 64,
+        "d_ff": ffn_width,
+        "feed_forward_proj": "gated-gelu",
+        "vocab_size": 250112,
+        "tie_word_embeddings": False,
+        "decoder_start_token_id": 0,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+    }
+
+
+def _nllb(layers: int, ffn_width: int) -> dict[str, Any]:
+    return {
+        "model_type": "m2m_100",
+        "is_encoder_decoder": True,
+        "d_model": 1024,
+        "encoder_layers": layers,
+        "decoder_layers": layers,
+        "encoder_attention_heads": 16,
+        "decoder_attention_heads": 16,
+        "encoder_ffn_dim": ffn_width,
+        "decoder_ffn_dim": ffn_width,
+        "encoder_layerdrop": 0,
+        "decoder_layerdrop": 0,
+        "vocab_size": 256206,
+        "max_position_embeddings": 1024,
+        "scale_embedding": True,
+        "decoder_start_token_id": 2,
+        "bos_token_id": 0,
+        "pad_token_id": 1,
+        "eos_token_id": 2,
+    }
+
+
+PUBLISHED = {  # the sizes of the published models
+    "roberta-base": _roberta("roberta", 768, 12, 50265),
+    "xlm-roberta-base": _roberta("xlm-roberta", 768, 12, 250002),
+    "xlm-roberta-large": _roberta("xlm-roberta", 1024, 24, 250002),
+    "google/mt5-base": _mt5(768, 12, 2048),
+    "google/mt5-xl": _mt5(2048, 24, 5120),
+    "facebook/nllb-200-distilled-600M": _nllb(12, 4096),
+    "facebook/nllb-200-distilled-1.3B": _nllb(24, 8192),
+}
+DEPTHS = ("num_hidden_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")
+
+
+def shallow(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The same config with at most that many layers."""
+    return {key: min(value, layers) if key in DEPTHS else value for key, value in config.items()}
+
+
+def write_cache(home: Path, configs: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Write configs where transformers looks for what it has downloaded before.
+
+    Arguments:
+        home: the folder to write to, in the layout of HF_HOME.
+        configs: the content of config.json by the name of the repository, such as google/mt5-base.
+
+    Returns the environment in which a new process finds them and asks no server: huggingface_hub reads it when it is
+    imported.
+    """
+    for name, config in configs.items():
+        repository = home / "hub" / f"models--{name.replace('/', '--')}"
+        snapshot = repository / "snapshots" / REVISION
+        snapshot.mkdir(parents=True, exist_ok=True)
+        (snapshot / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+        (repository / "refs").mkdir(exist_ok=True)
+        (repository / "refs" / "main").write_text(REVISION)
+    return {"HF_HOME": str(home), "HF_HUB_CACHE": str(home / "hub"), "HF_HUB_OFFLINE": "1"}
