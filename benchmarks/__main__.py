@@ -3,6 +3,7 @@
 python -m benchmarks                              all but those that take long
 python -m benchmarks loss step --out DIR          some of them
 python -m benchmarks --compare DIR/table.json     with the change against an earlier run
+python -m benchmarks models                       which of open_clip's models work, and at what cost
 
 The table is printed, and written to table.md and table.json in the folder of --out.
 """
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from . import results
 
+MODELS, WHAT_MODELS = "models", "every model of open_clip's; a command of its own, see `models --help`"
 NAMES = {  # each a module here with `rows()`
     "flops": "training FLOPs of the models",
     "data": "samples/s and memory of the loader",  # early: its workers are forked, and share what there is
@@ -32,11 +34,14 @@ APART = {"hub"}  # see docs/hub.md
 
 
 def main() -> None:
+    if sys.argv[1:2] == [MODELS]:
+        logging.disable(logging.WARNING)
+        return importlib.import_module(f"benchmarks.{MODELS}").main(sys.argv[2:])
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="\n".join(f"  {name:12} {what}" for name, what in NAMES.items()),
+        epilog="\n".join(f"  {name:12} {what}" for name, what in (NAMES | {MODELS: WHAT_MODELS}).items()),
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"see below; all but {', '.join(APART)} by default")
     parser.add_argument(

@@ -1,13 +1,19 @@
 """Configs of the Hugging Face text towers that open_clip names, for machines that cannot reach the Hub.
 
-open_clip asks `AutoConfig.from_pretrained(NAME)` for the size of such a tower. `write_cache` writes a folder in which
-transformers finds the answer, so that the code that builds the tower is the real one; its weights are random.
+open_clip asks `AutoConfig.from_pretrained(NAME)` for the size of such a tower. Within `known` transformers finds the
+answer in a folder, so that the code that builds the tower is the real one. Pass `pretrained_text=False` to
+`create_model`: there are no weights.
 """
 
+import contextlib
 import json
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+from huggingface_hub import constants
 
 REVISION = "0" * 40
 
@@ -80,29 +86,46 @@ PUBLISHED = {  # the sizes of the published models
     "facebook/nllb-200-distilled-600M": _nllb(12, 4096),
     "facebook/nllb-200-distilled-1.3B": _nllb(24, 8192),
 }
-DEPTHS = ("num_hidden_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")
+LAYERS, TOKENS = 4, 32000  # what is left of a model that is cut
+_MOST = {
+    **dict.fromkeys(
+        ("num_hidden_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers"), LAYERS
+    ),
+    "vocab_size": TOKENS,
+}
 
 
-def shallow(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The same config with at most that many layers."""
-    return {key: min(value, layers) if key in DEPTHS else value for key, value in config.items()}
+def cut_name(name: str) -> str:
+    """The name under which the same tower is known with fewer layers and tokens."""
+    return f"{name}-{LAYERS}-layers"
 
 
-def write_cache(home: Path, configs: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Write configs where transformers looks for what it has downloaded before.
+def _cut(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: min(value, _MOST[key]) if key in _MOST else value for key, value in config.items()}
+
+
+CONFIGS = PUBLISHED | {cut_name(name): _cut(config) for name, config in PUBLISHED.items()}
+
+
+@contextlib.contextmanager
+def known(configs: Mapping[str, Mapping[str, Any]] = CONFIGS) -> Iterator[None]:
+    """Within it, this process finds these configs as if it had downloaded them before, and asks no server.
 
     Arguments:
-        home: the folder to write to, in the layout of HF_HOME.
         configs: the content of config.json by the name of the repository, such as google/mt5-base.
-
-    Returns the environment in which a new process finds them and asks no server: huggingface_hub reads it when it is
-    imported.
     """
+    with tempfile.TemporaryDirectory() as folder:
+        write_cache(Path(folder), configs)
+        with mock.patch.multiple(constants, HF_HUB_CACHE=folder, HF_HUB_OFFLINE=True):  # both are read at each call
+            yield
+
+
+def write_cache(folder: Path, configs: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write configs to a folder in the layout of huggingface_hub's cache, which HF_HUB_CACHE names."""
     for name, config in configs.items():
-        repository = home / "hub" / f"models--{name.replace('/', '--')}"
+        repository = folder / f"models--{name.replace('/', '--')}"
         snapshot = repository / "snapshots" / REVISION
-        snapshot.mkdir(parents=True, exist_ok=True)
+        snapshot.mkdir(parents=True)
         (snapshot / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-        (repository / "refs").mkdir(exist_ok=True)
+        (repository / "refs").mkdir()
         (repository / "refs" / "main").write_text(REVISION)
-    return {"HF_HOME": str(home), "HF_HUB_CACHE": str(home / "hub"), "HF_HUB_OFFLINE": "1"}

@@ -1,0 +1,187 @@
+"""Every model of open_clip's as a PCME++ model: does it build and train, and is its mean the plain model's embedding?
+
+python -m benchmarks models                         all of them; about 15 minutes on one core
+python -m benchmarks models RN50 ViT-B-16-SigLIP    some of them
+python -m benchmarks models --page docs/models.md   with the table written into a page
+
+The FLOPs are counted at the model's own image size and context length. The pass with real numbers is one of two random
+images of a few patches and two random texts, with random weights.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import open_clip
+from tqdm import tqdm
+
+from . import results
+from .flops import Count, count, parameters, shape_only
+from .hf_configs import LAYERS
+from .measure import alone
+from .twins import PREFIX, cut, deviation
+
+LARGE, LARGE_CUT = 4.5e8, 6e8  # parameters: more are cut, and with more after that nothing is run
+MAY_FAIL = 4  # of all models
+TOLERANCE = 1e-5  # of the mean
+BARS = {"split": 0.96, "top": 1.02}  # of the training FLOPs, where both branches split off, and otherwise
+HEADS = ["model", "image tower", "text tower", "branches", "parameters", "added", "FLOPs", "checked", "deviation", ""]
+START, END = "<!-- python -m benchmarks models -->", "<!-- end -->"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One line of the table.
+
+    Arguments:
+        name: that of the plain model.
+        image, text: its towers.
+        plain, ours: what the two models cost; None if they do not build.
+        how: "run" with real numbers, "run, 4 layers" with towers that were cut, "meta" without numbers.
+        deviation: the largest difference of an embedding from the plain model's; None without numbers.
+        reason: why it does not work, in a sentence; empty if it does.
+    """
+
+    name: str
+    image: str
+    text: str
+    plain: Count | None = None
+    ours: Count | None = None
+    how: str = ""
+    deviation: float | None = None
+    reason: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        return self.ours.flops / self.plain.flops if self.plain and self.ours else None
+
+    @property
+    def bar(self) -> float:
+        return BARS["split" if self.ours and set(self.ours.branches) == {"split"} else "top"]
+
+    def cells(self) -> list[str]:
+        plain, ours, ratio = self.plain, self.ours, self.ratio
+        return [
+            self.name,
+            self.image,
+            self.text,
+            ", ".join(ours.branches) if ours else "",
+            f"{plain.parameters / 1e6:.0f} M" if plain else "",
+            f"{100 * (ours.parameters / plain.parameters - 1):.1f} %" if plain and ours else "",
+            "" if ratio is None else f"{ratio:.3f}" + (f" > {self.bar}" if ratio > self.bar else ""),
+            self.how,
+            "" if self.deviation is None else f"{self.deviation:.0e}",
+            self.reason or "ok",
+        ]
+
+
+def towers(name: str) -> tuple[str, str]:
+    """The image tower and the text tower of a plain model, in a few words."""
+    config = open_clip.get_model_config(name)
+    assert config is not None
+    vision, text = config["vision_cfg"], config["text_cfg"]
+    own = f"ViT, {vision['layers']} layers" if isinstance(vision.get("layers"), int) else "ResNet"
+    image = f"timm {vision['timm_model_name']}" if "timm_model_name" in vision else own
+    return image, text.get("hf_model_name") or f"{text.get('layers', 12)} layers"
+
+
+def check(name: str) -> Checked:
+    """The line of one model."""
+    line = Checked(name, *towers(name))
+    try:
+        line = dataclasses.replace(line, plain=(plain := count(name)))
+    except Exception as error:
+        return dataclasses.replace(line, reason=f"The plain model fails: {sentence(error)}")
+    try:
+        line = dataclasses.replace(line, ours=(ours := count(PREFIX + name)), how="meta")
+        if idle := sorted(ours.idle - plain.idle):
+            return dataclasses.replace(line, reason=f"{len(idle)} parameters get no gradient, such as {idle[0]}.")
+        how, changes = "run", {}
+        if plain.parameters > LARGE:
+            how, changes = f"run, {LAYERS} layers", cut(name)
+            if parameters(shape_only(name, **changes)) > LARGE_CUT:
+                return line
+        found = deviation(name, **changes)
+    except Exception as error:
+        return dataclasses.replace(line, reason=sentence(error))
+    reason = "" if found <= TOLERANCE else "The mean is not the plain model's embedding."
+    return dataclasses.replace(line, how=how, deviation=found, reason=reason)
+
+
+def sentence(error: Exception) -> str:
+    """An error in one line that does not break a table."""
+    text = " ".join(str(error).split()).replace("|", "/")
+    return f"{type(error).__name__}: {text[:200]}" if not isinstance(error, ValueError) else text[:200]
+
+
+def summary(lines: list[Checked]) -> str:
+    """The counts."""
+    fine = [line for line in lines if not line.reason]
+    run = [line.deviation for line in fine if line.deviation is not None]
+    text = f"{len(fine)} of {len(lines)} models build and run forward and backward; "
+    text += f"{len(run)} of them with numbers" + (f", with a deviation of at most {max(run):.0e}" if run else "") + "."
+    for bar, what in ((BARS["split"], "both branches split off"), (BARS["top"], "a branch is on top")):
+        ratios = [line.ratio for line in fine if line.bar == bar and line.ratio is not None]
+        text += f" Where {what}, {sum(r <= bar for r in ratios)} of {len(ratios)} need at most {bar} of the FLOPs."
+    return text
+
+
+def table(lines: list[Checked]) -> str:
+    rows = [HEADS, ["---"] * len(HEADS), *(line.cells() for line in lines)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+
+
+def put(page: Path, text: str) -> None:
+    """Replace what is between the markers of a page."""
+    before, start, rest = page.read_text().partition(START)
+    _, end, after = rest.partition(END)
+    if not start or not end:
+        raise ValueError(f"--page: {page} lacks the line {START} or {END}.")
+    page.write_text(f"{before}{START}\n\n{text}\n\n{END}{after}")
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks models", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="plain models of open_clip's; all by default")
+    parser.add_argument(
+        "--out", type=Path, default=Path("benchmarks/results"), help="output folder (default: %(default)s)"
+    )
+    parser.add_argument("--page", type=Path, metavar="FILE", help="a Markdown page to write the table into as well")
+    args = parser.parse_args(argv)
+    plain = [name for name in open_clip.list_models() if not name.startswith(PREFIX)]
+    for name in args.names:
+        if name not in plain:
+            parser.error(f"open_clip has no model '{name}'.")
+    lines, start = [], time.monotonic()
+    for name in (bar := tqdm(args.names or plain)):
+        bar.set_description(name)
+        try:
+            lines += alone(check, (name,))
+        except BrokenProcessPool:
+            lines.append(Checked(name, *towers(name), reason="The process died, most likely for lack of memory."))
+    minutes = f"{(time.monotonic() - start) / 60:.1f} minutes"
+    text = f"{table(lines)}\n\n{results.machine()}; {minutes}.\n\n{summary(lines)}"
+    write(lines, args.out, text)
+    if args.page:
+        put(args.page, text)
+    print(text)
+    if sum(bool(line.reason) for line in lines) > (0 if args.names else MAY_FAIL):
+        sys.exit(1)
+
+
+def write(lines: list[Checked], folder: Path, text: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "models.md").write_text(text + "\n")
+    records: list[dict[str, Any]] = [
+        {"name": line.name, **dict(zip(HEADS[1:-1], line.cells()[1:-1], strict=True)), "reason": line.reason}
+        for line in lines
+    ]
+    (folder / "models.json").write_text(json.dumps(records, indent=1) + "\n")
