@@ -90,15 +90,16 @@ def total(out: dict[str, Tensor]) -> Tensor:
     return torch.stack([value.float().sum() for value in out.values()]).sum()
 
 
-KINDS = {  # one model of each kind, with the bar of the issue where the towers can reach it, see docs/models.md
-    "ViT-L-14-CLIPA": None,
-    "ViT-B-16-SigLIP": 1.02,
-    "EVA02-B-16": 1.02,
-    "PE-Core-B-16": 1.02,
-    "convnext_base": 1.02,
-    "MobileCLIP-S2": 1.02,
-    "RN50": 1.02,
-    "roberta-ViT-B-32": 1.02,
+SPLIT, TOP = 0.96, 1.02  # the bars where both branches leave their towers early, and where one is on top
+KINDS = {  # one model of each, in the order of docs/models.md
+    "ViT-L-14-CLIPA": (SPLIT, "the image tower averages all tokens, so that its last block saves nothing"),
+    "ViT-B-16-SigLIP": (TOP, ""),
+    "EVA02-B-16": (TOP, ""),
+    "PE-Core-B-16": (TOP, ""),
+    "convnext_base": (TOP, ""),
+    "MobileCLIP-S2": (TOP, ""),
+    "RN50": (TOP, ""),
+    "roberta-ViT-B-32": (TOP, ""),
 }
 
 
@@ -110,6 +111,6 @@ def rows() -> Iterator[Row]:
         yield Row(f"{name}, training FLOPs per pair, texts cut to 16 tokens", cut, plain, "G", bars[1])
     released = count("PCMEpp-ViT-B-16-unc2").flops / 1e9
     yield Row("ViT-B-16-unc2, training FLOPs per pair", released, count("ViT-B-16").flops / 1e9, "G")
-    for name, bar in KINDS.items():
+    for name, (bar, note) in KINDS.items():
         plain = count(name).flops / 1e9
-        yield Row(f"{name}, training FLOPs per pair", count(f"PCMEpp-{name}").flops / 1e9, plain, "G", bar)
+        yield Row(f"{name}, training FLOPs per pair", count(f"PCMEpp-{name}").flops / 1e9, plain, "G", bar, note=note)

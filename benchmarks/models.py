@@ -11,27 +11,33 @@ images of a few patches and two random texts, with random weights.
 import argparse
 import dataclasses
 import json
+import logging
+import multiprocessing
 import sys
 import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import open_clip
+import torch
 from tqdm import tqdm
 
 from . import results
-from .flops import Count, count, parameters, shape_only
+from .flops import SPLIT, TOP, Count, count, parameters, shape_only
 from .hf_configs import LAYERS
-from .measure import alone
 from .twins import PREFIX, cut, deviation
 
 LARGE, LARGE_CUT = 4.5e8, 6e8  # parameters: more are cut, and with more after that nothing is run
+PER_PROCESS = 16  # models
 MAY_FAIL = 4  # of all models
 TOLERANCE = 1e-5  # of the mean
-BARS = {"split": 0.96, "top": 1.02}  # of the training FLOPs, where both branches split off, and otherwise
-HEADS = ["model", "image tower", "text tower", "branches", "parameters", "added", "FLOPs", "checked", "deviation", ""]
+HEADS = ["model", "image tower", "text tower", "branches"]
+HEADS += ["parameters", "added", "training FLOPs", "checked", "deviation", ""]
 START, END = "<!-- python -m benchmarks models -->", "<!-- end -->"
 
 
@@ -63,7 +69,7 @@ class Checked:
 
     @property
     def bar(self) -> float:
-        return BARS["split" if self.ours and set(self.ours.branches) == {"split"} else "top"]
+        return SPLIT if self.ours and set(self.ours.branches) == {"split"} else TOP
 
     def cells(self) -> list[str]:
         plain, ours, ratio = self.plain, self.ours, self.ratio
@@ -114,6 +120,27 @@ def check(name: str) -> Checked:
     return dataclasses.replace(line, how=how, deviation=found, reason=reason)
 
 
+def check_all(names: Sequence[str], check: Callable[[str], Checked] = check) -> Iterator[Checked]:
+    """The lines of the models, one by one. They come from another process, which is replaced now and then: it may die
+    for lack of memory, and not all that it has used is given back."""
+    rest = list(names)
+    while rest:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _start) as pool:
+            for _ in range(min(PER_PROCESS, len(rest))):
+                name = rest.pop(0)
+                try:
+                    yield pool.submit(check, name).result()
+                except BrokenProcessPool:
+                    yield Checked(name, *towers(name), reason="The process died, most likely for lack of memory.")
+                    break
+
+
+def _start() -> None:
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+
+
 def sentence(error: Exception) -> str:
     """An error in one line that does not break a table."""
     text = " ".join(str(error).split()).replace("|", "/")
@@ -126,24 +153,26 @@ def summary(lines: list[Checked]) -> str:
     run = [line.deviation for line in fine if line.deviation is not None]
     text = f"{len(fine)} of {len(lines)} models build and run forward and backward; "
     text += f"{len(run)} of them with numbers" + (f", with a deviation of at most {max(run):.0e}" if run else "") + "."
-    for bar, what in ((BARS["split"], "both branches split off"), (BARS["top"], "a branch is on top")):
+    for bar, what in ((SPLIT, "both branches split off"), (TOP, "a branch is on top")):
         ratios = [line.ratio for line in fine if line.bar == bar and line.ratio is not None]
         text += f" Where {what}, {sum(r <= bar for r in ratios)} of {len(ratios)} need at most {bar} of the FLOPs."
     return text
 
 
 def table(lines: list[Checked]) -> str:
-    rows = [HEADS, ["---"] * len(HEADS), *(line.cells() for line in lines)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+    rows = [f"| {' | '.join(cells)} |" for cells in (HEADS, *(line.cells() for line in lines))]
+    return "\n".join([rows[0], "|---" * len(HEADS) + "|", *rows[1:]])
 
 
-def put(page: Path, text: str) -> None:
-    """Replace what is between the markers of a page."""
+def parts(page: Path) -> tuple[str, str]:
+    """What a page has before and after its table, markers included."""
+    if not page.is_file():
+        raise ValueError(f"--page: there is no file {page}.")
     before, start, rest = page.read_text().partition(START)
     _, end, after = rest.partition(END)
     if not start or not end:
-        raise ValueError(f"--page: {page} lacks the line {START} or {END}.")
-    page.write_text(f"{before}{START}\n\n{text}\n\n{END}{after}")
+        raise ValueError(f"--page: {page} lacks the line {START} or the line {END}.")
+    return before + start, end + after
 
 
 def main(argv: list[str]) -> None:
@@ -160,18 +189,17 @@ def main(argv: list[str]) -> None:
     for name in args.names:
         if name not in plain:
             parser.error(f"open_clip has no model '{name}'.")
-    lines, start = [], time.monotonic()
-    for name in (bar := tqdm(args.names or plain)):
-        bar.set_description(name)
-        try:
-            lines += alone(check, (name,))
-        except BrokenProcessPool:
-            lines.append(Checked(name, *towers(name), reason="The process died, most likely for lack of memory."))
+    try:
+        around = parts(args.page) if args.page else None
+    except ValueError as error:
+        parser.error(str(error))
+    names, start = args.names or plain, time.monotonic()
+    lines = list(tqdm(check_all(names), total=len(names), unit="model"))
     minutes = f"{(time.monotonic() - start) / 60:.1f} minutes"
     text = f"{table(lines)}\n\n{results.machine()}; {minutes}.\n\n{summary(lines)}"
     write(lines, args.out, text)
-    if args.page:
-        put(args.page, text)
+    if around:
+        args.page.write_text(f"{around[0]}\n\n{text}\n\n{around[1]}")
     print(text)
     if sum(bool(line.reason) for line in lines) > (0 if args.names else MAY_FAIL):
         sys.exit(1)

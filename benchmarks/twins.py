@@ -91,10 +91,13 @@ class Unfilled(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def embed(model: Any, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
+def embed(model: Any, image: Tensor, text: Tensor) -> list[Tensor]:
+    """The normalised embeddings of images and texts in eval mode: those of the encoders and those of the loss."""
     model.eval()
     with torch.no_grad():
-        return model.encode_image(image, normalize=True), model.encode_text(text, normalize=True)
+        out = model(image, text)
+        encoded = model.encode_image(image, normalize=True), model.encode_text(text, normalize=True)
+    return [*encoded, out["image_features"], out["text_features"]]
 
 
 def shaken(model: Any) -> Any:

@@ -244,7 +244,7 @@ def known_flags() -> set[str]:
     parsers: list[argparse.ArgumentParser] = []
     programs = [["pcmepp", name] for name in cli.COMMANDS if name != "data"]
     programs += [["pcmepp", "data", name, "x"] for name in ("count", "check")]
-    for program in [*programs, ["benchmarks"], ["benchmarks.sweep"]]:
+    for program in [*programs, ["benchmarks"], ["benchmarks", "models"], ["benchmarks.sweep"]]:
         with contextlib.suppress(Parsed, Refused), parsing_only(parsers):
             start(program)
     from pcmepp_openclip.training.command import own_parser
