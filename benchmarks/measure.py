@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -125,11 +126,17 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+def new_processes() -> BaseContext:
+    """Starts processes in which only imports have run, and these only once for all of the processes."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["open_clip", "pcmepp_openclip"])
+    return context
+
+
 def alone(function: Callable, *calls: tuple) -> list:
     """The results of a function for the arguments of each call, each in a new process in which only imports have run.
     The processes run in parallel, each on one thread: use this for memory, not for time."""
-    context = multiprocessing.get_context("forkserver")  # which imports once, for all of these processes
-    context.set_forkserver_preload(["open_clip", "pcmepp_openclip"])
+    context = new_processes()
     with contextlib.ExitStack() as stack:
         pools = [stack.enter_context(ProcessPoolExecutor(1, context, _start_alone)) for _ in calls]
         futures = [pool.submit(function, *call) for pool, call in zip(pools, calls, strict=True)]

@@ -12,7 +12,6 @@ import argparse
 import dataclasses
 import json
 import logging
-import multiprocessing
 import sys
 import time
 import warnings
@@ -30,6 +29,7 @@ from tqdm import tqdm
 from . import results
 from .flops import SPLIT, TOP, Count, count, parameters, shape_only
 from .hf_configs import LAYERS
+from .measure import new_processes
 from .twins import PREFIX, cut, deviation
 
 LARGE, LARGE_CUT = 4.5e8, 6e8  # parameters: more are cut, and with more after that nothing is run
@@ -125,7 +125,7 @@ def check_all(names: Sequence[str], check: Callable[[str], Checked] = check) -> 
     for lack of memory, and not all that it has used is given back."""
     rest = list(names)
     while rest:
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _start) as pool:
+        with ProcessPoolExecutor(1, new_processes(), _start) as pool:
             for _ in range(min(PER_PROCESS, len(rest))):
                 name = rest.pop(0)
                 try:
