@@ -27,12 +27,12 @@ import torch
 from tqdm import tqdm
 
 from . import results
-from .flops import SPLIT, TOP, Count, count, parameters, shape_only
+from .flops import SPLIT, TOP, Count, count
 from .hf_configs import LAYERS
 from .measure import new_processes
-from .twins import PREFIX, cut, deviation
+from .twins import PREFIX, cut, deviation, trunks_cut
 
-LARGE, LARGE_CUT = 4.5e8, 6e8  # parameters: more are cut, and with more after that nothing is run
+LARGE = 3e8  # parameters: a model with more is cut before it is run
 PER_PROCESS = 16  # models
 MAY_FAIL = 4  # of all models
 TOLERANCE = 1e-5  # of the mean
@@ -49,7 +49,7 @@ class Checked:
         name: that of the plain model.
         image, text: its towers.
         plain, ours: what the two models cost; None if they do not build.
-        how: "run" with real numbers, "run, 4 layers" with towers that were cut, "meta" without numbers.
+        how: "run" with real numbers, "run, 4 layers" with towers that were cut, "meta" for shapes only.
         deviation: the largest difference of an embedding from the plain model's; None without numbers.
         reason: why it does not work, in a sentence; empty if it does.
     """
@@ -108,12 +108,11 @@ def check(name: str) -> Checked:
         line = dataclasses.replace(line, ours=(ours := count(PREFIX + name)), how="meta")
         if idle := sorted(ours.idle - plain.idle):
             return dataclasses.replace(line, reason=f"{len(idle)} parameters get no gradient, such as {idle[0]}.")
-        how, changes = "run", {}
-        if plain.parameters > LARGE:
-            how, changes = f"run, {LAYERS} layers", cut(name)
-            if parameters(shape_only(name, **changes)) > LARGE_CUT:
-                return line
-        found = deviation(name, **changes)
+        if plain.parameters <= LARGE:
+            how, found = "run", deviation(name)
+        else:
+            with trunks_cut():
+                how, found = f"run, {LAYERS} layers", deviation(name, **cut(name))
     except Exception as error:
         return dataclasses.replace(line, reason=sentence(error))
     reason = "" if found <= TOLERANCE else "The mean is not the plain model's embedding."

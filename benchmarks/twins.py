@@ -1,11 +1,15 @@
 """A PCME++ model and the plain model of the same weights, side by side with real numbers."""
 
+import contextlib
 import copy
 import math
 import re
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import open_clip
+import timm
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -22,7 +26,7 @@ PREFIX = "PCMEpp-"
 def cut(name: str) -> dict[str, Any]:
     """Arguments of `create_model` for the same model with fewer layers and tokens, for models that are too large.
 
-    Only open_clip's own transformers and Hugging Face's can be cut; a timm trunk or a ResNet stays as it is.
+    A ResNet stays as it is. A timm trunk has no such argument: build it within `trunks_cut`.
     """
     config = open_clip.get_model_config(name)
     assert config is not None
@@ -35,6 +39,23 @@ def cut(name: str) -> dict[str, Any]:
         text["layers"] = min(text.get("layers", LAYERS), LAYERS)
         text["vocab_size"] = min(text.get("vocab_size", 49408), TOKENS)
     return {"vision_cfg": vision, "text_cfg": text}
+
+
+@contextlib.contextmanager
+def trunks_cut() -> Iterator[None]:
+    """Within it, timm builds its transformers with few layers, and its ConvNeXts with one block for each stage. FastViTs,
+    which are small, stay as they are."""
+    create = timm.create_model
+
+    def create_cut(name: str, **kwargs: Any) -> Any:
+        if name.startswith("convnext"):
+            kwargs["depths"] = (1, 1, 1, 1)
+        elif not name.startswith("fastvit"):
+            kwargs["depth"] = LAYERS
+        return create(name, **kwargs)
+
+    with mock.patch.object(timm, "create_model", create_cut):
+        yield
 
 
 def small_image(name: str) -> int:
