@@ -136,6 +136,7 @@ USED = (  # as they are
     *(Name("open_clip.CLIP", name, "lock towers") for name in ("lock_image_tower", "lock_text_tower")),
     *(Name("open_clip.CLIP", name, "encode") for name in ("forward_intermediates", "set_grad_checkpointing")),
     *(Name("open_clip.transformer.VisionTransformer", name, "encode images") for name in ("_embeds", "_pool")),
+    Name("open_clip", "get_input_dtype", "compute in the precision of a run"),
     Name("open_clip.transform", "PreprocessCfg", "check configs"),
     Name("open_clip.pretrained", "_PRETRAINED", "know the pretrained tags"),
     Name("open_clip.tokenizer", "HFTokenizer", "load a tokenizer"),
@@ -146,6 +147,7 @@ USED_IN_TRAINING = (
     Name("open_clip_train.params", "parse_args", "read the flags"),
     Name("open_clip_train.logger", "setup_logging", "log"),
     Name("open_clip_train.distributed", "world_info_from_env", "know the rank"),
+    Name("open_clip_train.precision", "get_autocast", "compute in the precision of a run"),
 )
 USED_BY_DATA = tuple(Name("open_clip_train.data", name, "hand over data") for name in ("DataInfo", "SharedEpoch"))
 

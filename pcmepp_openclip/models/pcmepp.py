@@ -97,7 +97,7 @@ class PCMEppCLIP(host.CLIP):
         mean_ND = self._text_mean(self._text_trunk(text), text)
         return F.normalize(mean_ND, dim=-1) if normalize else mean_ND
 
-    def encode_image_gaussian(self, image: Tensor) -> Gaussian:
+    def encode_image_gaussian(self, image: Tensor | CachedTokens) -> Gaussian:
         """Images [N, 3, height, width] to Gaussians with l2-normalised means."""
         if isinstance(image, CachedTokens):
             x_NLC = image.x_NLC.to(self.visual.uncertainty_proj.dtype)
@@ -107,7 +107,7 @@ class PCMEppCLIP(host.CLIP):
         x_NLC = self._image_trunk(image)
         return Gaussian(F.normalize(self._image_mean(x_NLC), dim=-1), self._image_logvar(x_NLC))
 
-    def encode_text_gaussian(self, text: Tensor) -> Gaussian:
+    def encode_text_gaussian(self, text: Tensor | CachedTokens) -> Gaussian:
         """Token ids [N, L], L at most the context length, to Gaussians with l2-normalised means."""
         if isinstance(text, CachedTokens):
             x_NLC = text.x_NLC.to(self.uncertainty_text_projection.dtype)
