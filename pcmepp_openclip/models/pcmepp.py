@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from ..config import PCMEppCfg
 from ..gaussian import Gaussian, full_precision
 from ..host import towers as host
-from .cached import CachedTokens
 from .towers import pool_last_block, run_blocks
 
 MIN_MATCH_SCALE = 1e-2
@@ -97,57 +96,22 @@ class PCMEppCLIP(host.CLIP):
         mean_ND = self._text_mean(self._text_trunk(text), text)
         return F.normalize(mean_ND, dim=-1) if normalize else mean_ND
 
-    def encode_image_gaussian(self, image: Tensor | CachedTokens) -> Gaussian:
+    def encode_image_gaussian(self, image: Tensor) -> Gaussian:
         """Images [N, 3, height, width] to Gaussians with l2-normalised means."""
-        if isinstance(image, CachedTokens):
-            x_NLC = image.x_NLC.to(self.visual.uncertainty_proj.dtype)
-            return Gaussian(image.mean_ND, self._image_logvar(x_NLC))
-        if self._frozen:
-            return self.encode_image_gaussian(self.cache_image(image))
         x_NLC = self._image_trunk(image)
         return Gaussian(F.normalize(self._image_mean(x_NLC), dim=-1), self._image_logvar(x_NLC))
 
-    def encode_text_gaussian(self, text: Tensor | CachedTokens) -> Gaussian:
+    def encode_text_gaussian(self, text: Tensor) -> Gaussian:
         """Token ids [N, L], L at most the context length, to Gaussians with l2-normalised means."""
-        if isinstance(text, CachedTokens):
-            x_NLC = text.x_NLC.to(self.uncertainty_text_projection.dtype)
-            return Gaussian(text.mean_ND, self._text_logvar(x_NLC, text.text_NL))
-        if self._frozen:
-            return self.encode_text_gaussian(self.cache_text(text))
         x_NLC = self._text_trunk(text)
         return Gaussian(F.normalize(self._text_mean(x_NLC, text), dim=-1), self._text_logvar(x_NLC, text))
-
-    # A stand-in for the interface of frozen towers.
-
-    _frozen = False
-    text_pad_id = 0
-
-    def freeze_towers(self) -> None:
-        self._frozen = True
-        for name, parameter in self.named_parameters():
-            parameter.requires_grad = is_pcmepp_parameter(name)
-
-    @torch.no_grad()
-    def cache_image(self, image: Tensor) -> CachedTokens:
-        x_NLC = self._image_trunk(image)
-        return CachedTokens(F.normalize(self._image_mean(x_NLC), dim=-1).float(), x_NLC)
-
-    @torch.no_grad()
-    def cache_text(self, text: Tensor) -> CachedTokens:
-        x_NLC = self._text_trunk(text)
-        return CachedTokens(F.normalize(self._text_mean(x_NLC, text), dim=-1).float(), x_NLC, text)
-
-    def text_lengths(self, text_NL: Tensor) -> Tensor:
-        token_N = host.text_token(self, text_NL)
-        assert token_N is not None
-        return token_N + 1
 
     def forward(self, image: Tensor | None = None, text: Tensor | None = None) -> Any:
         if not self.output_dict:
             return super().forward(image, text)
         images = self.encode_image_gaussian(image) if image is not None else None
         texts = self.encode_text_gaussian(text) if text is not None else None
-        samples = len(image) if image is not None else len(text) if text is not None else 1
+        samples = image.shape[0] if image is not None else text.shape[0] if text is not None else 1
         logit_scale = self.logit_scale.exp()
         out = {
             "image_features": images.mean if images else None,
