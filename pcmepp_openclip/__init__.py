@@ -30,12 +30,12 @@ from .losses import (  # noqa: E402
     pseudo_positive_targets,
     vib,
 )
-from .models.pcmepp import PCMEppCLIP  # noqa: E402
+from .models.pcmepp import PCMEppCLIP, PCMEppCustomTextCLIP, ProbabilisticModel  # noqa: E402
 from .models.state_dict import reconcile_state_dict  # noqa: E402
 
 _installed = Path(__file__).parent / "model_configs"
 MODEL_CONFIGS = _installed if _installed.is_dir() else Path(__file__).parent.parent / "model_configs"
-register(PCMEppCLIP, create_loss, reconcile_state_dict, MODEL_CONFIGS)
+register({"CLIP": PCMEppCLIP, "CustomTextCLIP": PCMEppCustomTextCLIP}, create_loss, reconcile_state_dict, MODEL_CONFIGS)
 
 __all__ = [
     "DISTANCES",
@@ -46,7 +46,9 @@ __all__ = [
     "LossTerm",
     "PCMEppCLIP",
     "PCMEppCfg",
+    "PCMEppCustomTextCLIP",
     "PCMEppLoss",
+    "ProbabilisticModel",
     "csd",
     "matching_logits",
     "matching_loss",

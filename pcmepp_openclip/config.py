@@ -9,18 +9,31 @@ from .distances import get_distance
 from .losses.terms import LOSSES, WEIGHT, loss_weights
 from .system.text import did_you_mean
 
+HEADS = ("split", "top")
+CHOICES = {
+    "image_head": HEADS,
+    "text_head": HEADS,
+    "match_logit": ("learned", "siglip"),
+    "reduction": ("mean", "sum"),
+}
+
 
 @dataclass(frozen=True)
 class PCMEppCfg:
-    """The settings of PCME++. Keys that determine the tensors of a checkpoint have no default.
+    """The settings of PCME++. Keys that determine the tensors of a checkpoint have no default, but for those that are
+    younger than the first checkpoints: their default is what these have.
 
     Arguments:
-        head_layers: number of transformer blocks of the log-variance branch, which leaves each tower that many
-            blocks before its end: one in the paper, two in the released weights.
+        head_layers: number of transformer blocks of the log-variance branch: one in the paper, two in the released
+            weights.
         init_logvar_bias: initial value of a learnable bias, [D], on the log-variances of both towers; null for no
             bias, as in the released weights. At 0 the variances drown the means (512 per side
             against at most 4), at -10 they start at 0.02 per side.
-        init_match_scale, init_match_shift: initial values of a and b in the matching logit -a d + b.
+        image_head, text_head: where the branch of a tower begins: "split", before its last `head_layers` blocks, which
+            open_clip's own transformers allow; or "top", at the tokens or the feature map that it pools.
+        match_logit: "learned" for a and b of the matching logit -a d + b as parameters of their own, or "siglip" for
+            2a = exp(logit_scale) and b = logit_bias + 2a, which is SigLIP's logit where the variances are zero.
+        init_match_scale, init_match_shift: initial values of a and b where they are learned.
         distance: d of the matching logit, a name in `DISTANCES`.
         reduction: reduction of the matching loss, "mean" or "sum", see `matching_loss`.
         weights: weights of the loss terms by key, in JSON as `contrastive_weight`, `match_weight`, `pp_weight`,
@@ -29,6 +42,9 @@ class PCMEppCfg:
 
     head_layers: int
     init_logvar_bias: float | None
+    image_head: str = "split"
+    text_head: str = "split"
+    match_logit: str = "learned"
     init_match_scale: float = 1.0
     init_match_shift: float = 1.0
     distance: str = "csd"
@@ -52,12 +68,19 @@ class PCMEppCfg:
             raise ValueError("pcmepp_cfg gives every loss term a weight of 0, so there is nothing to train.")
         if self.init_match_scale <= 0:
             raise ValueError(f"pcmepp_cfg.init_match_scale must be positive, not {self.init_match_scale!r:.40}.")
-        if self.reduction not in ("mean", "sum"):
-            raise ValueError(f"pcmepp_cfg.reduction must be 'mean' or 'sum', not {self.reduction!r:.40}.")
+        for key, choices in CHOICES.items():
+            if getattr(self, key) not in choices:
+                either = " or ".join(map(repr, choices))
+                raise ValueError(f"pcmepp_cfg.{key} must be {either}, not {getattr(self, key)!r:.40}.")
         try:
             get_distance(str(self.distance)[:40])
         except ValueError as error:
             raise ValueError(f"pcmepp_cfg.distance: {error}") from None
+
+    @property
+    def heads(self) -> dict[str, str]:
+        """The place of the branch of each tower, by key."""
+        return {"image_head": self.image_head, "text_head": self.text_head}
 
     def as_json(self) -> dict[str, Any]:
         """The block that `parse` reads, with the weight of every term."""

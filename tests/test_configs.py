@@ -30,7 +30,7 @@ def one_sentence(error) -> str:
         ({**GOOD, "head_layers": True}, ["head_layers", "True"]),
         ({**GOOD, "head_layers": "1"}, ["head_layers", "'1'"]),
         ({**GOOD, "head_layers": None}, ["head_layers", "None"]),
-        ({**GOOD, "head_layers": 3}, ["head_layers", "below the towers' 3 and 3 layers"]),
+        ({**GOOD, "head_layers": 3}, ["head_layers", "below the 3 layers of the image tower"]),
         ({**GOOD, "init_logvar_bias": "low"}, ["init_logvar_bias", "'low'"]),
         ({**GOOD, "init_logvar_bias": float("nan")}, ["init_logvar_bias", "nan"]),
         ({**GOOD, "init_match_scale": 0}, ["init_match_scale", "positive"]),
@@ -106,17 +106,16 @@ def test_a_config_of_ours_without_its_block(add_config):
 @pytest.mark.parametrize(
     "part, change, words",
     [
-        ("vision_cfg", {"timm_model_name": "vit_tiny"}, "VisionTransformer, not a timm model or a ResNet"),
-        ("vision_cfg", {"layers": [1, 1, 1, 1]}, "VisionTransformer, not a timm model or a ResNet"),
-        ("vision_cfg", {"pool_type": "avg"}, "vision_cfg.pool_type of 'tok', not 'avg'"),
-        ("vision_cfg", {"attentional_pool": True}, "vision_cfg.attentional_pool"),
+        ("vision_cfg", {"timm_model_name": "vit_tiny"}, "names a timm model, .*set pcmepp_cfg.image_head to 'top'"),
+        ("vision_cfg", {"layers": [1, 1, 1, 1]}, "that of a ResNet, .*set pcmepp_cfg.image_head to 'top'"),
+        ("vision_cfg", {"pool_type": "none"}, "vision_cfg.pool_type of 'tok' or 'avg', not 'none'"),
         ("vision_cfg", {"output_tokens": True}, "vision_cfg.output_tokens"),
         ("vision_cfg", {"no_such_key": 1}, "vision_cfg.*no_such_key"),
-        ("text_cfg", {"pool_type": "last"}, "text_cfg.pool_type of 'argmax' or 'eos' or 'first', not 'last'"),
+        ("text_cfg", {"pool_type": "none"}, "text_cfg.pool_type of 'argmax' or 'eos' or 'first' or 'last', not 'none'"),
         ("text_cfg", {"output_tokens": True}, "text_cfg.output_tokens"),
         ("text_cfg", {"embed_cls": True}, "text_cfg.embed_cls"),
         ("text_cfg", {"no_such_key": 1}, "text_cfg.*no_such_key"),
-        ("text_cfg", {"hf_model_name": "roberta-base"}, "hf_model_name"),
+        ("text_cfg", {"hf_model_name": "roberta-base"}, "Hugging Face model, .*set pcmepp_cfg.text_head to 'top'"),
     ],
 )
 def test_towers_that_cannot_be_split(part, change, words):
@@ -127,17 +126,14 @@ def test_towers_that_cannot_be_split(part, change, words):
     assert "\n" not in str(error.value)
 
 
-def test_other_classes_of_open_clip_are_refused(add_config):
-    with pytest.raises(
-        ValueError, match="A PCME\\+\\+ model is a CLIP, not a CustomTextCLIP: drop --force-custom-text"
-    ):
-        open_clip.create_model("PCMEpp-tiny", force_custom_text=True)
-    name = add_config("mine-hf", {**mini_config(), "text_cfg": {"hf_model_name": "roberta-base"}})
-    with pytest.raises(ValueError, match=r"drop .*text_cfg\.hf_model_name"):
-        open_clip.create_model(name)
+def test_a_model_that_writes_captions_is_refused(add_config):
     name = add_config("mine-coca", {**mini_config(), "custom_text": True, "multimodal_cfg": {}})
-    with pytest.raises(ValueError, match="not a CoCa"):
+    with pytest.raises(ValueError, match="cannot be a CoCa, which also learns to write captions") as error:
         open_clip.create_model(name)
+    one_sentence(error)
+    with pytest.raises(ValueError, match="There is no 'PCMEpp-coca_base': coca_base is a CoCa") as error:
+        open_clip.create_model("PCMEpp-coca_base")
+    one_sentence(error)
 
 
 WRONG_IMAGES = {

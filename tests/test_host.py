@@ -81,10 +81,10 @@ def check_missing(forks, name, module):
         assert last.startswith(f"ImportError: open_clip_torch {VERSION} ") and last.endswith(CURE)
 
 
-BLOCKS = ("visual.transformer.resblocks.0", "transformer.resblocks.0")
+TINY_PARTS = [*towers.MODEL_PARTS, *towers.IMAGE_TOWERS[0].parts, *towers.TEXT_TOWERS[0].parts]  # of PCMEpp-tiny
 
 
-@pytest.mark.parametrize("part", [*towers.PARTS, *(f"{block}.{x}" for block in BLOCKS for x in towers.BLOCK_PARTS)])
+@pytest.mark.parametrize("part", TINY_PARTS)
 def test_a_missing_attribute_of_the_model(with_plugin, part):
     code = f"""
 *path, last = {part!r}.split(".")
@@ -163,6 +163,7 @@ class Scenes:
             "_find_checkpoint_in_dir": self.flags(model=f"local-dir:{self.folder / 'exported'}"),
             "convert_state_dict": self.flags("--pretrained", checkpoint),
             "load_checkpoint": self.flags("--pretrained", checkpoint),
+            "get_pretrained_cfg": self.flags("--pretrained", checkpoint),
             "load_state_dict": resumed if seam == seams.OPTIMIZER else self.flags("--pretrained", checkpoint),
             "HFTokenizer": self.flags(model="with-words"),
             "get_latest_checkpoint": resumed,
@@ -240,8 +241,10 @@ def test_the_same_runs_succeed_or_fail_otherwise_with_open_clip_as_it_is(run_wit
 def test_every_seam_that_open_clip_calls_is_known_to_be_called():
     """Those without a caller are for users of open_clip: the run calls them itself."""
     free = {str(seam) for seam in seams.ALL if not seam.caller}
-    factory = {f"open_clip.factory.{name}" for name in ("get_tokenizer", "create_loss")}
-    assert free == factory | {f"open_clip.{name}" for name in ("get_tokenizer", "create_loss", "load_checkpoint")}
+    both = ("get_tokenizer", "create_loss", "list_pretrained_tags_by_model")
+    names = ("load_checkpoint", "get_model_config", "get_pretrained_cfg", "is_pretrained_cfg")
+    factory = {f"open_clip.factory.{name}" for name in both}
+    assert free == factory | {f"open_clip.{name}" for name in (*both, *names)}
 
 
 def test_an_epoch_without_any_batch_is_no_epoch(monkeypatch):

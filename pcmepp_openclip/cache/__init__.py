@@ -3,7 +3,7 @@
 - `facts`: what the tokens depend on; a cache is only used for a run with the same facts.
 - `store`: the files of a cache, which samples each of them holds, and how large they become.
 - `reading`: samples of the shards to batches for the towers, in the workers of the first pass.
-- `build`: the first pass. `loader`: the batches of an epoch.
+- `build`: the first pass. `rows`: the samples of a cache by number. `loader`: the batches of an epoch.
 - `data`: the way in for open_clip's training loop.
 """
 

@@ -18,7 +18,8 @@ from ..models.cached import CachedTokens
 from . import facts
 from .build import Ranks, fill
 from .loader import CacheLoader, contents_of
-from .store import Content, Footprint, Piece, Rows, Store, check_room, footprint_of, pieces_of, readable_size
+from .rows import Rows
+from .store import Content, Footprint, Piece, Store, check_room, footprint_of, pieces_of, readable_size
 
 
 @dataclass(frozen=True)

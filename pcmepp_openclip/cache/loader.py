@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from ..data.batches import Failure
 from ..data.plan import seed_for
 from ..models.cached import CachedTokens
-from .store import Rows
+from .rows import Rows
 
 KIND = "cache"  # of the state in a checkpoint; other loaders have other kinds
 

@@ -1,11 +1,11 @@
-"""The files of a cache: which samples each of them holds, how large they become, and how they are read.
+"""The files of a cache: which samples each of them holds, and how large they become.
 
 A file holds the usable ones among some neighbouring samples of a shard, in order:
 
     image_mean [n, D], text_mean [n, D]     features of the towers, fp32
     image_x [n, L, C]                       what the log-variance branch of images reads, fp16
-    text_x [T, C], text_ids [T]             of texts, fp16 and int32: one after the other, each without its padding
-    text_ends [n]                           where each text ends in these
+    text_x [X, C], text_ids [T]             of texts, fp16 and int32: one after the other, each without its padding
+    text_x_ends [n], text_ids_ends [n]      where each text ends in these
 
 Its header also holds which samples of the shard were read, and what was wrong with the others. A file is written at
 once or not at all, and has the same content whoever writes it: so a cache that was interrupted is continued.
@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -30,10 +30,9 @@ from ..models.cached import CachedTokens
 from ..system.files import save_tensors
 
 FILE_BYTES = 64_000_000  # about: each worker of the first pass collects one file in memory
-MAX_OPEN = 128  # files per worker: systems limit them, often to 1024 per process
-TEXT_MULTIPLE = 8  # batches of texts have a multiple of it as their length, for few different shapes
 FP16_MAX = torch.finfo(torch.float16).max
-NAMES = ("image_mean", "image_x", "text_mean", "text_x", "text_ids", "text_ends")
+TEXT = ("text_x", "text_ids")
+NAMES = ("image_mean", "image_x", "text_mean", *TEXT, *(f"{name}_ends" for name in TEXT))
 UNREADABLE = (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)
 
 
@@ -52,8 +51,8 @@ def footprint_of(image: CachedTokens, text: CachedTokens) -> Footprint:
     """Of the tokens of some images and of texts of the full length; they may be on the device "meta"."""
     dim, tokens = image.mean_ND.shape[1], image.x_NLC[0].numel()
     assert text.text_NL is not None
-    end = torch.int64.itemsize
-    return Footprint(4 * dim + 2 * tokens, 4 * dim + 2 * text.x_NLC[0].numel() + 4 * text.text_NL.shape[1] + end)
+    ends = len(TEXT) * torch.int64.itemsize
+    return Footprint(4 * dim + 2 * tokens, 4 * dim + 2 * text.x_NLC[0].numel() + 4 * text.text_NL.shape[1] + ends)
 
 
 def check_room(folder: Path, needed: int) -> int:
@@ -62,8 +61,8 @@ def check_room(folder: Path, needed: int) -> int:
     free = shutil.disk_usage(there).free
     if needed > free:
         raise ValueError(
-            f"--cache-tokens {folder}: the tokens take up to {readable_size(needed)}, but {readable_size(free)} are free: "
-            "make room, name a folder on another disk, or train without --cache-tokens."
+            f"--cache-tokens {folder}: the tokens take up to {readable_size(needed)}, and {readable_size(free)} are "
+            "free: make room, name a folder on another disk, or train without --cache-tokens."
         )
     return free
 
@@ -166,12 +165,11 @@ class Collected:
         """Arguments:
         length_N: how many leading tokens of each text count.
         """
-        assert text.text_NL is not None and text.x_NLC.shape[1] == text.text_NL.shape[1]
-        length = text.x_NLC.shape[1]
-        kept_NL = torch.arange(length, device=text.x_NLC.device) < length_N.to(text.x_NLC.device)[:, None]
-        of_images = image.mean_ND.float(), _half(image.x_NLC)
-        of_texts = text.mean_ND.float(), _half(text.x_NLC[kept_NL]), text.text_NL[kept_NL].int(), length_N.long()
-        for name, part in zip(NAMES, (*of_images, *of_texts), strict=True):
+        assert text.text_NL is not None
+        more = text.x_NLC.shape[1] - text.text_NL.shape[1]  # some towers append a token of their own
+        x_XC, ids_T = _leading(text.x_NLC, length_N + more), _leading(text.text_NL, length_N)
+        of_texts = text.mean_ND.float(), _half(x_XC), ids_T.int(), length_N.long() + more, length_N.long()
+        for name, part in zip(NAMES, (image.mean_ND.float(), _half(image.x_NLC), *of_texts), strict=True):
             self._parts[name].append(part.cpu())
 
     def tensors(self) -> dict[str, Tensor]:
@@ -179,76 +177,15 @@ class Collected:
         if not self._parts:
             return dict.fromkeys(NAMES, torch.empty(0, 1))
         found = {name: torch.cat(parts) for name, parts in self._parts.items()}
-        return {**found, "text_ends": found["text_ends"].cumsum(0)}
+        return {**found, **{f"{name}_ends": found[f"{name}_ends"].cumsum(0) for name in TEXT}}
+
+
+def _leading(x_NL: Tensor, length_N: Tensor) -> Tensor:
+    """The first entries of each row, one row after the other."""
+    return x_NL[torch.arange(x_NL.shape[1], device=x_NL.device) < length_N[:, None]]
 
 
 def _half(x: Tensor) -> Tensor:
     if not x.isfinite().all():
         raise ValueError("The towers' output is not finite: try --precision fp32, or other weights.")
     return x.clamp(-FP16_MAX, FP16_MAX).half()
-
-
-class Rows:
-    """The samples of all files of a cache by number, from 0 on. Each process opens the files for itself.
-
-    Arguments:
-        paths, counts: the files, and how many samples each of them has.
-        context_length, pad: of texts.
-    """
-
-    def __init__(self, paths: Sequence[Path], counts: Sequence[int], context_length: int, pad: int):
-        self._paths, self._ends = list(paths), torch.tensor(counts, dtype=torch.int64).cumsum(0)
-        self._context_length, self._pad = context_length, pad
-        self._open: collections.OrderedDict[int, dict[str, Any]] = collections.OrderedDict()
-
-    def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
-
-    def __getitem__(self, rows: Sequence[int]) -> tuple[CachedTokens, CachedTokens]:
-        """The samples of these numbers as a batch: images and texts."""
-        number_N = torch.as_tensor(rows)
-        file_N = torch.searchsorted(self._ends, number_N, right=True)
-        found: list[dict[str, Tensor]] = [{}] * len(number_N)
-        for i in number_N.argsort().tolist():  # a disk is fastest in this order, and each file is opened once
-            file = int(file_N[i])
-            found[i] = self._read(file, int(number_N[i]) - (int(self._ends[file - 1]) if file else 0))
-        return self._images(found), self._texts(found)
-
-    def _read(self, file: int, row: int) -> dict[str, Tensor]:
-        slices = self._slices(file)
-        here = slice(row, row + 1)
-        sample = {name: slices[name][here] for name in ("image_mean", "image_x", "text_mean")}
-        ends = slices["text_ends"]
-        text = slice(int(ends[row - 1]) if row else 0, int(ends[row]))
-        return {**sample, **{name: slices[name][text] for name in ("text_x", "text_ids")}}
-
-    def _slices(self, file: int) -> dict[str, Any]:
-        if file in self._open:
-            self._open.move_to_end(file)
-            return self._open[file]
-        while len(self._open) >= MAX_OPEN:
-            self._open.popitem(last=False)
-        path = self._paths[file]
-        try:
-            opened = safe_open(path, "pt")
-            slices = {name: opened.get_slice(name) for name in NAMES[:-1]}
-            self._open[file] = {**slices, "text_ends": opened.get_tensor("text_ends").clone()}
-        except UNREADABLE:
-            raise ValueError(
-                f"{path} is missing or damaged: start again to compute it anew; all ranks must see --cache-tokens."
-            ) from None
-        return self._open[file]
-
-    def _images(self, samples: list[dict[str, Tensor]]) -> CachedTokens:
-        return CachedTokens(*(torch.cat([sample[name] for sample in samples]) for name in ("image_mean", "image_x")))
-
-    def _texts(self, samples: list[dict[str, Tensor]]) -> CachedTokens:
-        longest = max(len(sample["text_ids"]) for sample in samples)
-        length = min(self._context_length, -(-longest // TEXT_MULTIPLE) * TEXT_MULTIPLE)
-        width = samples[0]["text_x"].shape[1]
-        x_NLC = torch.zeros(len(samples), length, width, dtype=torch.float16)
-        text_NL = torch.full((len(samples), length), self._pad, dtype=torch.int64)
-        for i, sample in enumerate(samples):
-            x_NLC[i, : len(sample["text_x"])] = sample["text_x"]
-            text_NL[i, : len(sample["text_ids"])] = sample["text_ids"]
-        return CachedTokens(torch.cat([sample["text_mean"] for sample in samples]), x_NLC, text_NL)

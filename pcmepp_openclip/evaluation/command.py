@@ -20,7 +20,7 @@ import torch
 
 from .. import __version__, host
 from ..host.data import bounded
-from ..models.pcmepp import PCMEppCLIP
+from ..models.pcmepp import ProbabilisticModel
 from ..reports import report
 from ..system import files
 from . import coco, pages
@@ -156,7 +156,7 @@ def load(args: argparse.Namespace) -> tuple[Encoder, list[str]]:
             reason = f"--pretrained {args.pretrained} does not fit {args.model}: it is of another architecture."
         raise ValueError(reason) from error
     notes = []
-    probabilistic = isinstance(model, PCMEppCLIP)
+    probabilistic = isinstance(model, ProbabilisticModel)
     if not args.pretrained and ":" not in args.model:
         notes.append(f"{args.model} has random weights: give --pretrained.")
     if not probabilistic:

@@ -25,7 +25,7 @@ from tqdm import tqdm
 from ..data.batches import cut_texts
 from ..data.decode import BadImage, decode_image
 from ..gaussian import Gaussian
-from ..models.pcmepp import PCMEppCLIP
+from ..models.pcmepp import ProbabilisticModel
 from ..system.files import save_tensors
 from ..system.tensors import fingerprint
 from .samples import ImageRef
@@ -69,7 +69,7 @@ class Encoder:
     @property
     def distance(self) -> str:
         """The name of the distance that the model was trained with."""
-        return self.model.pcmepp_cfg.distance if isinstance(self.model, PCMEppCLIP) else "cosine"
+        return self.model.pcmepp_cfg.distance if isinstance(self.model, ProbabilisticModel) else "cosine"
 
     def images(self, places: Sequence[ImageRef], name: str = "images") -> Gaussian:
         stamps = {file: os.stat(file) for file in {place.file for place in places}}
@@ -103,7 +103,7 @@ class Encoder:
 
     def _tokens(self, texts: list[str]) -> Tensor:
         tokens = self.tokenizer(texts)
-        if isinstance(self.model, PCMEppCLIP) and self.model.attn_mask is not None:
+        if isinstance(self.model, ProbabilisticModel) and self.model.texts_may_be_cut:
             return cut_texts(tokens, pad=int(self.tokenizer([""])[0, -1]))
         return tokens
 

@@ -1,7 +1,8 @@
 """The only folder that touches open_clip's internals: everything that may break with a new open_clip is here.
 
-- `seams`: every name of open_clip that is replaced or relied on. `registration`: how the plugin gets in.
-- `towers`: the parts of open_clip's towers that the model is built from. `loss`: what `create_loss` builds.
+- `seams`: every name of open_clip that is replaced or relied on. `registration`: how the plugin gets in. `names`: the
+  names of PCME++ models.
+- `towers`: the towers of open_clip's models, one kind per file. `loss`: what `create_loss` builds.
 - `repos`: how open_clip finds models. `config_check`: validates configs from the Hub and local folders. `weights`:
   reads weight files.
 - `training`: runs the `main` of `trainer`. `calls`: the calls of its loop. `parallel`: its DDP. `data`: what it expects

@@ -210,7 +210,7 @@ def _check_text(cfg: Any, block: dict, embed_dim: int) -> None:
 
 
 def _check_together(model: dict, vision: Any, text: Any, head_layers: int) -> None:
-    check_towers(vision, text, head_layers)
+    check_towers(vision, text, PCMEppCfg.parse(model["pcmepp_cfg"]).heads, head_layers)
     if model.get("quick_gelu") and (vision.act_kwargs or text.act_kwargs):
         raise ValueError("act_kwargs are for GELU, which a model with quick_gelu does not have.")
     embed_dim = model["embed_dim"]

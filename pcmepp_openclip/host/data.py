@@ -9,6 +9,7 @@ from torch import Tensor
 from torchvision import transforms
 
 from . import seams
+from .towers import text_may_be_cut
 
 seams.check_names(*seams.USED_BY_DATA)
 
@@ -102,6 +103,6 @@ def input_size(model: str, force_image_size: Any = None) -> int:
 
 
 def takes_cut_texts(model: str) -> bool:
-    """Whether texts without their padding give the same result: PCME++ with a causal mask."""
+    """Whether texts without their padding give the same result: PCME++ with a causal mask that pools EOT."""
     config = open_clip.get_model_config(model) or {}
-    return "pcmepp_cfg" in config and not config.get("text_cfg", {}).get("no_causal_mask", False)
+    return "pcmepp_cfg" in config and text_may_be_cut(config)

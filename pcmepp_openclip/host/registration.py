@@ -11,15 +11,15 @@ from open_clip import factory, pretrained
 from torch import nn
 
 from ..system.digest import Damaged, verified
-from ..system.text import did_you_mean
-from . import repos, seams
-from .weights import reason
+from . import names, repos, seams
+from .weights import plain_text_names, reason
+
+BIG_VISION = (".npz", ".npy")  # files of big_vision's weights
 
 LEDGER = seams.Ledger()  # of the replacements, which last as long as the process
 
-PREFIX = "PCMEpp"
 RELEASED = "SanghyukChun/PCMEPP-ViT-B-16-CC3M-12M-RedCaps"
-BASES = {  # the plain model whose weights fit a PCME++ model's mean branch
+BASES = {  # the plain model whose weights fit the mean branch of a curated PCME++ model
     "PCMEpp-ViT-B-32": "ViT-B-32",
     "PCMEpp-ViT-B-16": "ViT-B-16",
     "PCMEpp-ViT-L-14": "ViT-L-14",
@@ -28,7 +28,7 @@ BASES = {  # the plain model whose weights fit a PCME++ model's mean branch
 
 
 def register(
-    model_class: type,
+    model_classes: dict[str, type],
     create_loss: Callable[[Any, dict], nn.Module],
     reconcile_state_dict: Callable[[nn.Module, dict], dict],
     config_dir: Path,
@@ -36,13 +36,14 @@ def register(
     """Make every caller of open_clip know the PCME++ models. A second call does nothing.
 
     Arguments:
-        model_class: what a config with a `pcmepp_cfg` block is built as.
+        model_classes: what a config with a `pcmepp_cfg` block is built as, by the name of open_clip's own class.
         create_loss: (open_clip_train's arguments, `pcmepp_cfg`) to the loss of such a model.
         reconcile_state_dict: (model, state dict of a file) to a state dict that fits the model, or an error.
         config_dir: the folder of the model configs.
     """
     if getattr(factory, "_pcmepp_registered", False):
         return
+    ours_only = tuple(model_classes.values())
     open_clip.add_model_config(config_dir)
     for name, base in BASES.items():
         pretrained._PRETRAINED[name] = copy.deepcopy(pretrained._PRETRAINED[base])
@@ -55,13 +56,13 @@ def register(
         return stock(args) if block is None else create_loss(args, block)
 
     def convert(stock: Callable, model: nn.Module, state_dict: dict) -> dict:
-        state_dict = stock(model, state_dict)
-        return reconcile_state_dict(model, state_dict) if isinstance(model, model_class) else state_dict
+        state_dict = plain_text_names(model, stock(model, state_dict))
+        return reconcile_state_dict(model, state_dict) if isinstance(model, ours_only) else state_dict
 
     def load(stock: Callable, model: nn.Module, checkpoint_path: str, *args: Any, **kwargs: Any) -> Any:
         if isinstance(checkpoint_path, repos.Missing):
             raise RuntimeError(f"Cannot load {checkpoint_path}: {checkpoint_path.reason}.")
-        if not isinstance(model, model_class):
+        if not isinstance(model, ours_only):
             return stock(model, checkpoint_path, *args, **kwargs)
         before = LEDGER.calls.copy()
         try:
@@ -70,7 +71,8 @@ def register(
             raise
         except Exception as error:
             raise RuntimeError(f"Cannot load {checkpoint_path}: {reason(error)}") from error
-        LEDGER.expect(*(seam for seam in seams.LIBRARY if seam.caller.endswith(".load_checkpoint")), since=before)
+        if not str(checkpoint_path).endswith(BIG_VISION):  # read by other functions, into the model itself
+            LEDGER.expect(*(seam for seam in seams.LIBRARY if seam.caller.endswith(".load_checkpoint")), since=before)
         return loaded
 
     def read(stock: Callable, checkpoint_path: str, *args: Any, **kwargs: Any) -> Any:
@@ -78,7 +80,10 @@ def register(
             return stock(checkpoint_path, *args, **kwargs)
 
     ours: dict[str, Callable] = {  # each is called with the stock function in front of the arguments
-        "get_model_config": _named_config,
+        "get_model_config": names.get_model_config,
+        "get_pretrained_cfg": names.get_pretrained_cfg,
+        "list_pretrained_tags_by_model": names.list_pretrained_tags_by_model,
+        "is_pretrained_cfg": names.is_pretrained_cfg,
         "parse_model_name": repos.parse_model_name,
         "_get_hf_config": repos.get_config,
         "download_pretrained_from_hf": repos.get_weights,
@@ -90,7 +95,7 @@ def register(
         "convert_state_dict": convert,
         "create_loss": loss_of,
     }
-    classes = {"CLIP": model_class, "CustomTextCLIP": None, "CoCa": None}
+    classes = {**model_classes, "CoCa": None}
     assert ours.keys() | classes.keys() == {seam.name for seam in seams.LIBRARY}
     replacements: dict[str, Any] = {}
     for seam in seams.LIBRARY:
@@ -116,8 +121,8 @@ def _dispatcher(seam: seams.Seam, model_class: type | None) -> type:
                 return stock(*args, **kwargs)
             if model_class is None:
                 raise ValueError(
-                    f"A PCME++ model is a CLIP, not a {stock.__name__}: drop --force-custom-text and the config's "
-                    "custom_text, multimodal_cfg and text_cfg.hf_model_name."
+                    f"A PCME++ model cannot be a {stock.__name__}, which also learns to write captions: drop the "
+                    "config's multimodal_cfg."
                 )
             return model_class(*args, **kwargs)
 
@@ -128,17 +133,3 @@ def _dispatcher(seam: seams.Seam, model_class: type | None) -> type:
             return issubclass(subclass, stock)
 
     return Dispatch(stock.__name__, (stock,), {"__module__": stock.__module__, "__doc__": stock.__doc__})
-
-
-def _named_config(stock: Callable, model_name: str) -> dict | None:
-    if model_name.startswith(PREFIX):
-        model_name = model_name.replace("/", "-")  # ViT-B/16, as `create_model` takes it
-    config = stock(model_name)
-    if model_name.lower().startswith(PREFIX.lower()):
-        ours = [name for name in open_clip.list_models() if name.startswith(PREFIX)]
-        if config is None:
-            meant = did_you_mean(model_name, ours, cutoff=0.0)
-            raise RuntimeError(f"There is no model '{model_name}': {meant} Known: {', '.join(ours)}.")
-        if "pcmepp_cfg" not in config:
-            raise ValueError(f"The config of '{model_name}' lacks its pcmepp_cfg block, which makes a model PCME++.")
-    return config

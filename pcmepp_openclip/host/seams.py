@@ -87,9 +87,11 @@ _MAIN, _TRAIN = "open_clip_train.main", "open_clip_train.train"
 
 LIBRARY = (  # replaced when the plugin is imported, for good
     Seam(_FACTORY, "CLIP", "build PCME++ models", _CREATE),
-    Seam(_FACTORY, "CustomTextCLIP", "refuse PCME++ configs that are no CLIP", _CREATE),
+    Seam(_FACTORY, "CustomTextCLIP", "build PCME++ models", _CREATE),
     Seam(_FACTORY, "CoCa", "refuse PCME++ configs that are no CLIP", _CREATE),
     Seam(_FACTORY, "get_model_config", "find the configs of PCME++ models", _CREATE),
+    Seam(_FACTORY, "get_pretrained_cfg", "find the weights for PCME++ models", _CREATE),
+    Seam(_FACTORY, "list_pretrained_tags_by_model", "list the weights for PCME++ models"),
     Seam(_FACTORY, "parse_model_name", "check the config of a local folder", _CREATE),
     Seam(_FACTORY, "_get_hf_config", "check the config of a Hub repo", _CREATE),
     Seam(_FACTORY, "download_pretrained_from_hf", "take only safetensors from a Hub repo", _CREATE),
@@ -100,6 +102,10 @@ LIBRARY = (  # replaced when the plugin is imported, for good
     Seam(_FACTORY, "HFTokenizer", "never run the code of a tokenizer's repo", "open_clip.factory.get_tokenizer"),
     Seam(_FACTORY, "get_tokenizer", "find the tokenizer of a PCME++ model"),
     Seam(_FACTORY, "create_loss", "create the loss of a PCME++ model"),
+    Seam("open_clip", "get_model_config", "find the configs of PCME++ models"),
+    Seam("open_clip", "get_pretrained_cfg", "find the weights for PCME++ models"),
+    Seam("open_clip", "is_pretrained_cfg", "find the weights for PCME++ models"),
+    Seam("open_clip", "list_pretrained_tags_by_model", "list the weights for PCME++ models"),
     Seam("open_clip", "get_tokenizer", "find the tokenizer of a PCME++ model"),
     Seam("open_clip", "create_loss", "create the loss of a PCME++ model"),
     Seam("open_clip", "load_checkpoint", "load weights into a PCME++ model"),
@@ -129,7 +135,8 @@ TRAINING = (*MAIN, STEP, METRICS, DDP, OPTIMIZER)
 ALL = (*LIBRARY, *TRAINING)
 
 USED = (  # as they are
-    *(Name("open_clip", name, "know the models") for name in ("CLIP", "add_model_config", "list_models")),
+    *(Name("open_clip", name, "know the models") for name in ("CLIP", "CustomTextCLIP")),
+    *(Name("open_clip", name, "know the models") for name in ("add_model_config", "list_models")),
     *(Name("open_clip", name, "create models") for name in ("create_model", "create_model_and_transforms")),
     *(Name("open_clip.model", name, "build the towers") for name in ("_build_vision_tower", "_build_text_tower")),
     *(Name("open_clip.model", name, "check configs") for name in ("CLIPVisionCfg", "CLIPTextCfg")),
@@ -137,6 +144,11 @@ USED = (  # as they are
     *(Name("open_clip.CLIP", name, "encode") for name in ("forward_intermediates", "set_grad_checkpointing")),
     *(Name("open_clip.transformer.VisionTransformer", name, "encode images") for name in ("_embeds", "_pool")),
     Name("open_clip", "get_input_dtype", "compute in the precision of a run"),
+    *(Name("open_clip.transformer.TextTransformer", x, "encode texts") for x in ("_embeds", "_build_additive_mask")),
+    Name("open_clip.timm_model", "TimmModel", "encode images"),
+    Name("open_clip.modified_resnet", "ModifiedResNet", "encode images"),
+    Name("open_clip.hf_model", "HFTextEncoder", "encode texts"),
+    Name("open_clip.model", "convert_to_custom_text_state_dict", "load weights"),
     Name("open_clip.transform", "PreprocessCfg", "check configs"),
     Name("open_clip.pretrained", "_PRETRAINED", "know the pretrained tags"),
     Name("open_clip.tokenizer", "HFTokenizer", "load a tokenizer"),

@@ -232,7 +232,7 @@ def _library_seams(model_name: str, model: nn.Module, pretrained: str | None) ->
     schema, colon, rest = model_name.partition(":")
     times = {"parse_model_name": 1}
     if not colon:
-        times |= {"get_model_config": 1} | ({"load_checkpoint": 1} if pretrained else {})
+        times |= {"get_model_config": 1} | ({"get_pretrained_cfg": 1, "load_checkpoint": 1} if pretrained else {})
     elif schema == "hf-hub":
         times |= {"_get_hf_config": 1, "download_pretrained_from_hf": 2}  # for the config and for the weights
     elif (Path(rest) / registration.repos.CONFIG_FILE).is_file():

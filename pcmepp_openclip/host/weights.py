@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 from open_clip import factory
+from open_clip.model import convert_to_custom_text_state_dict
 from torch import Tensor
 
 from ..system.digest import Damaged
+
+POSITION_IDS = "text.transformer.embeddings.position_ids"
 
 
 def shapes_of(model_cfg: dict) -> dict[str, tuple[int, ...]]:
@@ -36,6 +39,15 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
 def plain_names(state_dict: dict) -> dict[str, Any]:
     """A state dict without the `module.` of DDP."""
     return {str(name).removeprefix("module."): value for name, value in state_dict.items()}
+
+
+def plain_text_names(model: Any, state_dict: dict) -> dict[str, Any]:
+    """A state dict with the names of a text tower that is a module of its own, where the model has one, and without a
+    buffer that Hugging Face's towers no longer have. open_clip does both, but only after it has converted a file."""
+    if not hasattr(model, "text"):
+        return state_dict
+    state_dict = convert_to_custom_text_state_dict(state_dict) if "positional_embedding" in state_dict else state_dict
+    return {name: tensor for name, tensor in state_dict.items() if name != POSITION_IDS}
 
 
 def reason(error: Exception) -> str:

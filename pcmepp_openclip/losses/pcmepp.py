@@ -62,13 +62,14 @@ class PCMEppLoss(nn.Module):
         clip_scale: Tensor,
         match_scale: Tensor,
         match_shift: Tensor,
+        logit_bias: Tensor | None = None,
         output_dict: bool = False,
     ) -> dict[str, Tensor] | Tensor:
         """The weighted terms, `*_loss`, whose sum is the objective; that sum itself without `output_dict`.
 
         Arguments:
             image_features, text_features: means, l2-normalised, [n, D].
-            logit_scale: not used: with gradient accumulation its gradient would be counted too often.
+            logit_scale, logit_bias: not used: with gradient accumulation their gradient would be counted too often.
             image_logvar, text_logvar: log sigma^2, [n, D].
             clip_scale, match_scale, match_shift: the scale of InfoNCE's logits, a and b, one value per sample, [n].
         """

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..host.repos import CONFIG_FILE, OWN_TOKENIZER, WEIGHTS_FILE
 from ..host.towers import config_as_built
 from ..system import files
-from .pcmepp import PCMEppCLIP
+from .pcmepp import ProbabilisticModel
 
 CARD = "README.md"
 
@@ -44,7 +44,7 @@ def model_config_of(model: nn.Module, config: str | dict) -> dict:
     if found is None:
         raise ValueError(f"There is no model config '{config}': see open_clip.list_models().")
     model_cfg = json.loads(json.dumps(found))
-    if isinstance(model, PCMEppCLIP):
+    if isinstance(model, ProbabilisticModel):
         model_cfg["pcmepp_cfg"] = model.pcmepp_cfg.as_json()
     return config_as_built(model, model_cfg)
 

@@ -1,4 +1,4 @@
-"""The probabilistic CLIP: open_clip's CLIP, with a second branch in each tower that gives a log-variance."""
+"""The probabilistic CLIP: open_clip's models with a second branch in each tower that gives a log-variance."""
 
 from typing import Any
 
@@ -7,53 +7,58 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import PCMEppCfg
-from ..gaussian import Gaussian, full_precision
+from ..gaussian import Gaussian
 from ..host import towers as host
-from .towers import pool_last_block, run_blocks
+from .branch import Branch
+from .cached import CachedTokens
+from .split import SplitBranch
+from .top import TopBranch
 
 MIN_MATCH_SCALE = 1e-2
+BRANCHES: dict[str, type[Branch]] = {"split": SplitBranch, "top": TopBranch}
+"""The places of a log-variance branch, by the name that `image_head` and `text_head` of a config give them."""
 
 
-class PCMEppCLIP(host.CLIP):
-    """A CLIP whose encoders map an image or a text to a Gaussian (PCME++, ICLR 2024).
+class ProbabilisticModel(nn.Module):
+    """What the two PCME++ classes share, on top of an open_clip class.
 
-    The mean branch is CLIP itself: same tensors, same names, same output. `pcmepp_cfg.head_layers` blocks
-    before its end each tower splits off a log-variance branch: blocks of the same kind, the CLS or EOT token
-    of the last one, no norm, a projection without l2 norm, and a learnable bias where the config has one.
-    Both branches compute their last block for the one token that is read (`towers.py`), which makes a
-    training step cheaper than plain CLIP's.
+    The mean is open_clip's own: same tensors, same names, same output. The log-variance comes from a branch of each
+    tower (`image_branch`, `text_branch`), which leaves it before its last blocks (`split`) or reads the tokens that it
+    pools (`top`).
 
     Arguments:
-        pcmepp_cfg: the config's block of that name, see `PCMEppCfg`. All others are `open_clip.CLIP`'s.
+        pcmepp_cfg: the config's block of that name, see `PCMEppCfg`. All others are open_clip's.
 
-    Parameters that CLIP does not have, under the names of the released weights:
+    Parameters that open_clip's models do not have, under the names of the released weights:
         negative_scale [1]: a of the matching logit -a d + b. A distance must count against a match, so what
             is used is max(a, 0.01), with the gradient passed straight through: the raw value may drift below
             but is never stuck there. See `match_scale`.
-        shift [1]: b of the matching logit, free in sign.
-        visual.uncertainty_transformer.*, visual.uncertainty_proj, uncertainty_transformer.*,
-        uncertainty_text_projection: the branches; visual.uncertainty_bias and uncertainty_text_bias [D]
-            exist unless `init_logvar_bias` is null.
+        shift [1]: b of the matching logit, free in sign. Neither exists where `match_logit` is "siglip".
+        The branches, see `is_pcmepp_parameter`: split off, `uncertainty_transformer.*`, a projection and, unless
+            `init_logvar_bias` is null, a bias; on top, `uncertainty_head.*`.
 
-    `encode_image`, `encode_text` and, without `output_dict`, `forward` return what CLIP returns and compute
-    the mean branch only. With `output_dict`, `forward` returns what `PCMEppLoss` takes: CLIP's entries,
+    `encode_image`, `encode_text` and, without `output_dict`, `forward` return what open_clip's models return, and
+    compute the mean branch only. With `output_dict`, `forward` returns what `PCMEppLoss` takes: CLIP's entries,
     `image_logvar` and `text_logvar` [N, D], and the scalars of the loss repeated for each sample,
     `clip_scale`, `match_scale`, `match_shift` [N], since open_clip's gradient accumulation concatenates
     outputs on their first dimension: the mean over the samples then has exactly the right gradient.
 
-    Texts may be cut to any length that keeps every EOT: under the causal mask the output is the same.
+    Texts may be cut to any length that keeps every EOT where later tokens are not seen: see `texts_may_be_cut`.
 
     `fresh_logvar` tells whether the log-variance branch is untrained as far as loading a file can tell: `create_model`
-    without weights, or with those of a plain CLIP.
+    without weights, or with those of a plain model.
 
-    Locking a tower freezes CLIP's part of it; its log-variance branch, which has no pretrained weights to
-    preserve, stays trainable.
+    Locking a tower freezes open_clip's part of it; its log-variance branch, which has no pretrained weights to
+    preserve, stays trainable. `freeze_towers` freezes everything else.
     """
 
     visual: Any
-    transformer: Any
-    uncertainty_transformer: Any
+    logit_scale: Tensor
+    logit_bias: Tensor | None
+    output_dict: bool
+    context_length: int
     fresh_logvar: bool = True
+    head_only: bool = False
 
     def __init__(
         self,
@@ -66,52 +71,90 @@ class PCMEppCLIP(host.CLIP):
         cast_dtype: torch.dtype | None = None,
         **clip_kwargs: Any,
     ):
-        self_cfg = PCMEppCfg.parse(pcmepp_cfg)
-        host.check_towers(vision_cfg, text_cfg, self_cfg.head_layers)
-        super().__init__(embed_dim, vision_cfg, text_cfg, quick_gelu=quick_gelu, cast_dtype=cast_dtype, **clip_kwargs)
+        cfg = PCMEppCfg.parse(pcmepp_cfg)
+        host.check_towers(
+            vision_cfg, text_cfg, cfg.heads, cfg.head_layers, custom_text=isinstance(self, host.CustomTextCLIP)
+        )
+        if cfg.match_logit == "siglip" and clip_kwargs.get("init_logit_bias") is None:
+            raise ValueError("pcmepp_cfg.match_logit 'siglip' needs a model with a logit bias: set init_logit_bias.")
+        built: dict[str, Any] = {"quick_gelu": quick_gelu, "cast_dtype": cast_dtype}
+        super().__init__(embed_dim, vision_cfg, text_cfg, **built, **clip_kwargs)
         host.check_parts(self)
-        self.pcmepp_cfg = self_cfg
-        build: dict[str, Any] = {"layers": self_cfg.head_layers, "quick_gelu": quick_gelu, "cast_dtype": cast_dtype}
-        self.visual.uncertainty_transformer = host.image_blocks(vision_cfg, **build)
-        self.visual.uncertainty_proj = _projection(self.visual.uncertainty_transformer.width, embed_dim)
-        self.uncertainty_transformer = host.text_blocks(text_cfg, **build)
-        self.uncertainty_text_projection = _projection(self.uncertainty_transformer.width, embed_dim)
-        bias = self_cfg.init_logvar_bias
-        self.visual.uncertainty_bias = None if bias is None else nn.Parameter(torch.full((embed_dim,), float(bias)))
-        self.uncertainty_text_bias = None if bias is None else nn.Parameter(torch.full((embed_dim,), float(bias)))
-        self.negative_scale = nn.Parameter(torch.full((1,), float(self_cfg.init_match_scale)))
-        self.shift = nn.Parameter(torch.full((1,), float(self_cfg.init_match_shift)))
+        self.pcmepp_cfg, self.embed_dim = cfg, embed_dim
+        new_blocks = {"image": (host.image_blocks, vision_cfg), "text": (host.text_blocks, text_cfg)}
+        for name, branch in (("image", self.image_branch), ("text", self.text_branch)):
+            if isinstance(branch, SplitBranch):
+                blocks, tower_cfg = new_blocks[name]
+                branch.build(embed_dim, blocks(tower_cfg, cfg.head_layers, **built))
+            else:
+                assert isinstance(branch, TopBranch)
+                branch.build(embed_dim)
+        if cfg.match_logit == "learned":
+            self.negative_scale = nn.Parameter(torch.full((1,), float(cfg.init_match_scale)))
+            self.shift = nn.Parameter(torch.full((1,), float(cfg.init_match_shift)))
+
+    @property
+    def image_branch(self) -> Branch:
+        return BRANCHES[self.pcmepp_cfg.image_head](host.image_tower(self), self.pcmepp_cfg)
+
+    @property
+    def text_branch(self) -> Branch:
+        return BRANCHES[self.pcmepp_cfg.text_head](host.text_tower(self), self.pcmepp_cfg)
 
     @property
     def match_scale(self) -> Tensor:
         """a of the matching logit, [1], fp32, at least `MIN_MATCH_SCALE`."""
+        if self.pcmepp_cfg.match_logit == "siglip":
+            return self.logit_scale.float().exp().reshape(1) / 2
         a = self.negative_scale.float()
         return a + (a.clamp(min=MIN_MATCH_SCALE) - a).detach()
 
+    @property
+    def match_shift(self) -> Tensor:
+        """b of the matching logit, [1], fp32. With b = logit_bias + exp(logit_scale) the matching logit is SigLIP's own
+        where the variances are zero, since then d = 2 - 2 cos."""
+        if self.pcmepp_cfg.match_logit == "siglip":
+            assert self.logit_bias is not None
+            return self.logit_bias.float().reshape(1) + self.logit_scale.float().exp().reshape(1)
+        return self.shift.float()
+
     def encode_image(self, image: Tensor, normalize: bool = False) -> Tensor:
-        mean_ND = self._image_mean(self._image_trunk(image))
+        mean_ND = self._mean(self.image_branch, image)
         return F.normalize(mean_ND, dim=-1) if normalize else mean_ND
 
     def encode_text(self, text: Tensor, normalize: bool = False) -> Tensor:
-        mean_ND = self._text_mean(self._text_trunk(text), text)
+        mean_ND = self._mean(self.text_branch, text)
         return F.normalize(mean_ND, dim=-1) if normalize else mean_ND
 
-    def encode_image_gaussian(self, image: Tensor) -> Gaussian:
+    def encode_image_gaussian(self, image: Tensor | CachedTokens) -> Gaussian:
         """Images [N, 3, height, width] to Gaussians with l2-normalised means."""
-        x_NLC = self._image_trunk(image)
-        return Gaussian(F.normalize(self._image_mean(x_NLC), dim=-1), self._image_logvar(x_NLC))
+        return self._gaussian(self.image_branch, image)
 
-    def encode_text_gaussian(self, text: Tensor) -> Gaussian:
+    def encode_text_gaussian(self, text: Tensor | CachedTokens) -> Gaussian:
         """Token ids [N, L], L at most the context length, to Gaussians with l2-normalised means."""
-        x_NLC = self._text_trunk(text)
-        return Gaussian(F.normalize(self._text_mean(x_NLC, text), dim=-1), self._text_logvar(x_NLC, text))
+        return self._gaussian(self.text_branch, text)
 
-    def forward(self, image: Tensor | None = None, text: Tensor | None = None) -> Any:
+    def _mean(self, branch: Branch, batch: Tensor) -> Tensor:
+        branch.tower.check(batch)
+        return branch.mean(branch.tokens(batch))
+
+    def _gaussian(self, branch: Branch, batch: Tensor | CachedTokens) -> Gaussian:
+        if isinstance(batch, CachedTokens):
+            tokens = host.Tokens(batch.x_NLC.to(branch.dtype), batch.text_NL)
+            return Gaussian(batch.mean_ND, branch.logvar(tokens))
+        branch.tower.check(batch)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.head_only):
+            tokens = branch.tokens(batch)
+            mean_ND = F.normalize(branch.mean(tokens), dim=-1)
+        return Gaussian(mean_ND, branch.logvar(tokens))
+
+    def forward(self, image: Tensor | CachedTokens | None = None, text: Tensor | CachedTokens | None = None) -> Any:
         if not self.output_dict:
             return super().forward(image, text)
         images = self.encode_image_gaussian(image) if image is not None else None
         texts = self.encode_text_gaussian(text) if text is not None else None
-        samples = image.shape[0] if image is not None else text.shape[0] if text is not None else 1
+        given = images or texts
+        samples = 1 if given is None else given.mean.shape[0]
         logit_scale = self.logit_scale.exp()
         out = {
             "image_features": images.mean if images else None,
@@ -121,7 +164,7 @@ class PCMEppCLIP(host.CLIP):
             "text_logvar": texts.logvar if texts else None,
             "clip_scale": logit_scale.float().reshape(1).repeat(samples),
             "match_scale": self.match_scale.repeat(samples),
-            "match_shift": self.shift.float().repeat(samples),
+            "match_shift": self.match_shift.repeat(samples),
         }
         if self.logit_bias is not None:
             out["logit_bias"] = self.logit_bias
@@ -130,110 +173,110 @@ class PCMEppCLIP(host.CLIP):
     def forward_intermediates(
         self, image: Tensor | None = None, text: Tensor | None = None, *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
-        """CLIP's `forward_intermediates` with `image_logvar` and `text_logvar` in addition to the final features."""
+        """open_clip's `forward_intermediates` with `image_logvar` and `text_logvar` in addition to the final features.
+
+        A branch on top of a tower takes a forward pass of its own."""
         padded = text
         if text is not None:
-            self._check_text(text)
-            padded = F.pad(text, (0, self.context_length - text.shape[1]))  # CLIP's own takes full texts only
-        splits = self._image_shared().blocks[-1], self._text_shared().blocks[-1]
-        with host.outputs_of(splits[0]) as image_out, host.outputs_of(splits[1]) as text_out:
-            out = super().forward_intermediates(image, padded, *args, **kwargs)
+            self.text_branch.tower.check(text)
+            padded = F.pad(text, (0, max(0, self.context_length - text.shape[1])))  # open_clip takes full texts only
+        with _tokens_seen(self.image_branch) as image_seen, _tokens_seen(self.text_branch) as text_seen:
+            out = super().forward_intermediates(image, padded, *args, **kwargs)  # type: ignore[misc]
         if text is not None:
             out["text_intermediates"] = [x_NLC[:, : text.shape[1]] for x_NLC in out["text_intermediates"]]
-        if "image_features" in out and image_out:
-            out["image_logvar"] = self._image_logvar(image_out[-1])
+        if image is not None and "image_features" in out:
+            if not isinstance(self.image_branch, SplitBranch):
+                out["image_logvar"] = self.image_branch.logvar(self.image_branch.tokens(image))
+            elif image_seen:  # not if it was to stop early
+                out["image_logvar"] = self.image_branch.logvar(host.Tokens(image_seen[-1]))
         if text is not None and "text_features" in out:
-            out["text_logvar"] = self._text_logvar(text_out[-1][:, : text.shape[1]], text)
+            if not isinstance(self.text_branch, SplitBranch):
+                out["text_logvar"] = self.text_branch.logvar(self.text_branch.tokens(text))
+            else:
+                cut = self.context_length - text.shape[1]
+                x_NLC = text_seen[-1][:, :-cut] if cut else text_seen[-1]
+                out["text_logvar"] = self.text_branch.logvar(host.Tokens(x_NLC, text))
         return out
 
     def lock_image_tower(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
-        super().lock_image_tower(unlocked_groups, freeze_bn_stats)
+        super().lock_image_tower(unlocked_groups, freeze_bn_stats)  # type: ignore[misc]
         for name, parameter in self.visual.named_parameters():
             if is_pcmepp_parameter(name):
                 parameter.requires_grad = True
 
     @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        super().set_grad_checkpointing(enable)
-        host.set_recompute(self.visual.uncertainty_transformer, enable)
-        host.set_recompute(self.uncertainty_transformer, enable)
+        super().set_grad_checkpointing(enable)  # type: ignore[misc]
+        self.image_branch.set_recompute(enable)
+        self.text_branch.set_recompute(enable)
 
-    # The image tower, in the order of computation.
+    # Frozen towers.
 
-    def _image_trunk(self, image: Tensor) -> Tensor:
-        self._check_image(image)
-        return run_blocks(self._image_shared(), host.embed_image(self, image), None)
+    def freeze_towers(self) -> None:
+        """Train the log-variance branches and a, b alone. Everything else stays as it is, also in training mode: batch
+        norms keep their statistics, nothing is dropped, and no graph is recorded."""
+        self.head_only = True
+        trained = ("logit_scale", "logit_bias") if self.pcmepp_cfg.match_logit == "siglip" else ()
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad = is_pcmepp_parameter(name) or name in trained
+        self.train(self.training)
 
-    def _image_shared(self) -> host.Stack:
-        return host.stack(self.visual.transformer, stop=-self.pcmepp_cfg.head_layers)
+    def train(self, mode: bool = True) -> "ProbabilisticModel":
+        super().train(mode)
+        if self.head_only:
+            branches = (*self.image_branch.modules, *self.text_branch.modules)
+            trained = {id(self), *(id(part) for module in branches for part in module.modules())}
+            for module in self.modules():
+                if id(module) not in trained:
+                    module.training = False
+        return self
 
-    def _image_mean(self, x_NLC: Tensor) -> Tensor:
-        blocks = host.stack(self.visual.transformer, start=-self.pcmepp_cfg.head_layers)
-        return host.project_image(self, pool_last_block(blocks, x_NLC, None, None))
+    @torch.no_grad()
+    def cache_image(self, image: Tensor) -> CachedTokens:
+        """What the rest of a training step needs of these images where the towers are frozen."""
+        return self._cached(self.image_branch, image)
 
-    def _image_logvar(self, x_NLC: Tensor) -> Tensor:
-        x_N1C = pool_last_block(host.stack(self.visual.uncertainty_transformer), x_NLC, None, None)
-        return _logvar(x_N1C, self.visual.uncertainty_proj, self.visual.uncertainty_bias)
+    @torch.no_grad()
+    def cache_text(self, text: Tensor) -> CachedTokens:
+        """The same for token ids."""
+        return self._cached(self.text_branch, text)
 
-    # The text tower, likewise.
+    def _cached(self, branch: Branch, batch: Tensor) -> CachedTokens:
+        branch.tower.check(batch)
+        tokens = branch.tokens(batch)
+        return CachedTokens(F.normalize(branch.mean(tokens).float(), dim=-1), tokens.x_NLC, tokens.text_NL)
 
-    def _text_trunk(self, text: Tensor) -> Tensor:
-        self._check_text(text)
-        return run_blocks(self._text_shared(), host.embed_text(self, text), host.text_mask(self, text.shape[1]))
+    # Texts.
 
-    def _text_shared(self) -> host.Stack:
-        return host.stack(self.transformer, stop=-self.pcmepp_cfg.head_layers)
+    @property
+    def texts_may_be_cut(self) -> bool:
+        """Whether texts without their padding give the same result."""
+        return self.text_branch.tower.may_be_cut
 
-    def _text_mean(self, x_NLC: Tensor, text: Tensor) -> Tensor:
-        blocks = host.stack(self.transformer, start=-self.pcmepp_cfg.head_layers)
-        return host.project_text(self, self._pool_text(blocks, x_NLC, text))
+    @property
+    def text_pad_id(self) -> int:
+        """The token id that texts are padded with."""
+        return self.text_branch.tower.pad_id
 
-    def _text_logvar(self, x_NLC: Tensor, text: Tensor) -> Tensor:
-        x_N1C = self._pool_text(host.stack(self.uncertainty_transformer), x_NLC, text)
-        return _logvar(x_N1C, self.uncertainty_text_projection, self.uncertainty_text_bias)
+    def text_lengths(self, text_NL: Tensor) -> Tensor:
+        """How many of the first tokens of each text its log-variance can depend on, [N]."""
+        return self.text_branch.tower.lengths(text_NL)
 
-    def _pool_text(self, blocks: host.Stack, x_NLC: Tensor, text: Tensor) -> Tensor:
-        mask_LL = host.text_mask(self, text.shape[1])
-        return pool_last_block(blocks, x_NLC, host.text_token(self, text), mask_LL)
 
-    # What a user may pass by mistake.
+class PCMEppCLIP(ProbabilisticModel, host.CLIP):
+    """A CLIP whose encoders map an image or a text to a Gaussian (PCME++, ICLR 2024), see `ProbabilisticModel`."""
 
-    def _check_image(self, image: Tensor) -> None:
-        expected, dtype = host.image_shape(self), host.image_dtype(self)
-        if not isinstance(image, Tensor):
-            raise ValueError(f"An image batch must be a tensor (use the model's preprocessing), not {type(image)}.")
-        if image.ndim != 4 or tuple(image.shape[1:]) != expected:
-            raise ValueError(f"An image batch must be [N, {', '.join(map(str, expected))}], not {list(image.shape)}.")
-        if not image.is_floating_point():
-            raise ValueError(f"An image batch must be of floats (use the model's preprocessing), not {image.dtype}.")
-        if image.dtype != dtype and not torch.is_autocast_enabled(image.device.type):
-            raise ValueError(f"The image batch is {image.dtype} but the model is {dtype}: cast one of them.")
 
-    def _check_text(self, text: Tensor) -> None:
-        if not isinstance(text, Tensor):
-            raise ValueError(f"A text batch must be a tensor of token ids (use the tokenizer), not {type(text)}.")
-        if text.ndim != 2 or not 1 <= text.shape[1] <= self.context_length:
-            raise ValueError(
-                f"A text batch must be token ids [N, L] with L at most {self.context_length}, not {list(text.shape)}."
-            )
-        if text.dtype not in (torch.int32, torch.int64):
-            raise ValueError(f"A text batch must be of int32 or int64 token ids (use the tokenizer), not {text.dtype}.")
-        if text.shape[1] != self.context_length and host.text_mask(self, text.shape[1]) is None:
-            raise ValueError(f"Without a causal mask texts cannot be cut: pad them to {self.context_length} tokens.")
+class PCMEppCustomTextCLIP(ProbabilisticModel, host.CustomTextCLIP):
+    """The same for open_clip's models whose text tower is a module of its own, such as SigLIP's, and those with a text
+    tower of Hugging Face's."""
 
 
 def is_pcmepp_parameter(name: str) -> bool:
-    """Whether a tensor of that name is PCME++'s own, not plain CLIP's."""
+    """Whether a tensor of that name is PCME++'s own, not the plain model's."""
     return "uncertainty_" in name or name in ("negative_scale", "shift")
 
 
-def _projection(width: int, embed_dim: int) -> nn.Parameter:
-    # Random, not zero: the loss sees the dimensions only through sums, so equal ones would stay equal.
-    return nn.Parameter(width**-0.5 * torch.randn(width, embed_dim))
-
-
-def _logvar(x_N1C: Tensor, projection_CD: Tensor, bias_D: Tensor | None) -> Tensor:
-    """The projection in fp32 whatever the precision: in bf16 a log-variance of -10 is only right to 3 %."""
-    with full_precision(x_N1C):
-        logvar_ND = x_N1C.squeeze(1).float() @ projection_CD.float()
-        return logvar_ND if bias_D is None else logvar_ND + bias_D.float()
+def _tokens_seen(branch: Branch) -> Any:
+    """The tokens that a branch reads, while open_clip's own code runs the tower."""
+    return host.outputs_of(branch.last_shared if isinstance(branch, SplitBranch) else nn.Identity())

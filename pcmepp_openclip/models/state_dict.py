@@ -1,19 +1,21 @@
 """What a file's tensors are to a PCME++ model: all of it, a plain CLIP to start from, or neither."""
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 from .pcmepp import is_pcmepp_parameter
 
-RESIZED = ("positional_embedding", "visual.positional_embedding")  # open_clip interpolates these when they differ
+# open_clip interpolates these when they differ
+RESIZED = ("positional_embedding", "visual.positional_embedding", "text.positional_embedding")
 
 
 def reconcile_state_dict(model: Any, state_dict: dict) -> dict:
     """A state dict that `model` loads strictly, or a ValueError in one sentence.
 
-    A file without any log-variance tensor is a plain CLIP: the mean branch takes its weights, the log-variance
+    A file without any log-variance tensor is a plain model: the mean branch takes its weights, the log-variance
     branch keeps its random ones, and one log line says so. A file with some of them is damaged or of another
-    architecture; it is never loaded in part.
+    architecture, or its branch begins at the other place; it is never loaded in part.
     """
     own = model.state_dict()
     missing = [name for name in own if name not in state_dict and name != "logit_bias"]  # open_clip adds that one
@@ -22,6 +24,7 @@ def reconcile_state_dict(model: Any, state_dict: dict) -> dict:
         raise ValueError("it holds none of the model's tensors: not a CLIP or PCME++ checkpoint.")
     sigma_missing = [name for name in missing if is_pcmepp_parameter(name)]
     sigma_present = [name for name in own if is_pcmepp_parameter(name) and name in state_dict]
+    _check_places(own, state_dict)
     if sigma_present and sigma_missing:
         raise ValueError(
             f"it has {len(sigma_present)} tensors of the log-variance branch but lacks {len(sigma_missing)}: "
@@ -41,12 +44,29 @@ def reconcile_state_dict(model: Any, state_dict: dict) -> dict:
     model.fresh_logvar = bool(sigma_missing)
     if sigma_missing:
         logging.info(
-            "Warm start: the mean branch takes the weights of a plain CLIP; the log-variance branch (%d tensors) "
+            "Warm start: the mean branch takes the weights of a plain model; the log-variance branch (%d tensors) "
             "is untrained.",
             len(sigma_missing),
         )
         state_dict = {**state_dict, **{name: own[name] for name in sigma_missing}}
     return state_dict
+
+
+def _check_places(own: dict, state_dict: dict) -> None:
+    """ValueError if a branch of the file begins at another place than the model's."""
+    for key, is_image in (("image_head", True), ("text_head", False)):
+        ours, theirs = _place(own, is_image), _place(state_dict, is_image)
+        if theirs is not None and theirs != ours:
+            raise ValueError(f"its log-variance branch is of another place: set pcmepp_cfg.{key} to '{theirs}'.")
+
+
+def _place(names: Iterable[str], is_image: bool) -> str | None:
+    """Where the branch of a tower begins, by the names of its tensors; None where it has none."""
+    places = {"uncertainty_head.": "top", "uncertainty_transformer.": "split"}
+    found = (
+        places[mark] for name in names for mark in places if mark in name and name.startswith("visual.") == is_image
+    )
+    return next(found, None)
 
 
 def _some(names: list[str], most: int = 5) -> str:

@@ -1,0 +1,81 @@
+"""The names of PCME++ models: the curated ones, and `PCMEpp-` in front of any name that open_clip knows."""
+
+from collections.abc import Callable
+from typing import Any
+
+import open_clip
+from open_clip import pretrained
+
+from ..system.text import did_you_mean
+from .towers import default_heads
+
+PREFIX = "PCMEpp"
+INIT_LOGVAR_BIAS = -10.0
+INIT_LOGVAR_BIAS_SIGLIP = -16.0  # SigLIP's scale is over ten times that of the matching logit's default
+
+
+def default_pcmepp_cfg(config: dict) -> dict[str, Any]:
+    """The `pcmepp_cfg` that makes a model of open_clip's probabilistic.
+
+    A model with a logit bias is a SigLIP one: it starts with SigLIP's logit and is trained by the matching loss alone.
+    """
+    cfg: dict[str, Any] = {"head_layers": 1, "init_logvar_bias": INIT_LOGVAR_BIAS}
+    cfg |= default_heads(config["vision_cfg"], config["text_cfg"])
+    if config.get("init_logit_bias") is not None:
+        cfg |= {"init_logvar_bias": INIT_LOGVAR_BIAS_SIGLIP, "match_logit": "siglip"}
+        cfg |= {"reduction": "sum", "contrastive_weight": 0.0}
+    return cfg
+
+
+def get_model_config(stock: Callable, model_name: str) -> dict | None:
+    """open_clip's, which also knows `PCMEpp-NAME` for every NAME of its own."""
+    if model_name.startswith(PREFIX):
+        model_name = model_name.replace("/", "-")  # ViT-B/16, as `create_model` takes it
+    config = stock(model_name)
+    if not model_name.lower().startswith(PREFIX.lower()):
+        return config
+    base = plain_name(model_name)
+    if config is None and base is not None:
+        config = stock(base)
+        if config is not None and "multimodal_cfg" in config:
+            raise ValueError(
+                f"There is no '{model_name}': {base} is a CoCa, which also learns to write captions, and PCME++ has no "
+                "loss for that."
+            )
+        return config and {**config, "pcmepp_cfg": default_pcmepp_cfg(config)}
+    if config is None:
+        listed = open_clip.list_models()
+        ours = [name for name in listed if name.startswith(PREFIX)]
+        meant = did_you_mean(
+            model_name, [*ours, *(f"{PREFIX}-{name}" for name in listed if name not in ours)], cutoff=0.0
+        )
+        raise RuntimeError(
+            f"There is no model '{model_name}': {meant} Known: {', '.join(ours)}, and {PREFIX}- in front of any other "
+            "name in open_clip.list_models()."
+        )
+    if "pcmepp_cfg" not in config:
+        raise ValueError(f"The config of '{model_name}' lacks its pcmepp_cfg block, which makes a model PCME++.")
+    return config
+
+
+def plain_name(model_name: str) -> str | None:
+    """NAME of `PCMEpp-NAME`, if open_clip knows it."""
+    base = model_name.replace("/", "-").removeprefix(f"{PREFIX}-")
+    return base if base != model_name and base in open_clip.list_models() else None
+
+
+def get_pretrained_cfg(stock: Callable, model: str, tag: str) -> dict:
+    """open_clip's; `PCMEpp-NAME` has the tags of NAME."""
+    return stock(_name_of_tags(model), tag)
+
+
+def list_pretrained_tags_by_model(stock: Callable, model: str) -> list[str]:
+    return stock(_name_of_tags(model))
+
+
+def is_pretrained_cfg(stock: Callable, model: str, tag: str) -> bool:
+    return stock(_name_of_tags(model), tag)
+
+
+def _name_of_tags(model: str) -> str:
+    return model if model in pretrained._PRETRAINED else plain_name(model) or model

@@ -1,0 +1,90 @@
+"""The towers of open_clip's models, as a PCME++ model uses them: all that is known of their attributes.
+
+- `base`: what a tower is. `blocks`: the blocks of open_clip's own transformers.
+- One kind per file: `vit` and `text`, open_clip's own transformers; `timm`; `resnet`; `huggingface`.
+- `config`: which tower a model config asks for, and the config of a model as it was built.
+
+A new kind is a subclass of `Tower` in one file and one line below.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import open_clip
+from torch import Tensor, nn
+
+from .base import AVERAGE, Average, SplitTower, Tokens, Tower, check_attributes
+from .blocks import BlockParts, Stack, image_blocks, parts_of, set_recompute, text_blocks
+from .config import check_towers, config_as_built, default_heads, embedding_dim, text_may_be_cut
+from .huggingface import HuggingFaceTower
+from .resnet import ResNetTower
+from .text import ClipTextTower, CustomTextTower
+from .timm import TimmTower
+from .vit import VisionTransformerTower
+
+__all__ = [
+    "AVERAGE",
+    "CLIP",
+    "IMAGE_TOWERS",
+    "MODEL_PARTS",
+    "TEXT_TOWERS",
+    "Average",
+    "BlockParts",
+    "CustomTextCLIP",
+    "SplitTower",
+    "Stack",
+    "Tokens",
+    "Tower",
+    "check_parts",
+    "check_towers",
+    "config_as_built",
+    "default_heads",
+    "embedding_dim",
+    "image_blocks",
+    "image_tower",
+    "outputs_of",
+    "parts_of",
+    "set_recompute",
+    "text_blocks",
+    "text_may_be_cut",
+    "text_tower",
+]
+
+CLIP = open_clip.CLIP
+CustomTextCLIP = open_clip.CustomTextCLIP
+
+IMAGE_TOWERS: tuple[type[Tower], ...] = (VisionTransformerTower, TimmTower, ResNetTower)
+TEXT_TOWERS: tuple[type[Tower], ...] = (ClipTextTower, CustomTextTower, HuggingFaceTower)
+MODEL_PARTS = ("logit_scale", "logit_bias", "output_dict", "context_length")  # attributes of every model
+
+
+def image_tower(model: Any) -> Tower:
+    return _first_that_fits(IMAGE_TOWERS, model)
+
+
+def text_tower(model: Any) -> Tower:
+    return _first_that_fits(TEXT_TOWERS, model)
+
+
+def _first_that_fits(towers: tuple[type[Tower], ...], model: Any) -> Tower:
+    for tower in towers:
+        if tower.fits(model):
+            return tower(model)
+    raise ValueError(f"A PCME++ model cannot be made of this tower: {type(model.visual).__name__}.")
+
+
+def check_parts(model: Any) -> None:
+    """ImportError, with the cure, if open_clip's model lacks an attribute that a PCME++ model is built on."""
+    check_attributes(model, (*MODEL_PARTS, *image_tower(model).parts, *text_tower(model).parts))
+
+
+@contextlib.contextmanager
+def outputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
+    """The outputs of `module` while the context lasts, for open_clip methods that do not give them out."""
+    seen: list[Tensor] = []
+    handle = module.register_forward_hook(lambda _module, _args, output: seen.append(output))
+    try:
+        yield seen
+    finally:
+        handle.remove()

@@ -1,0 +1,70 @@
+"""The blocks of open_clip's own transformers."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from open_clip.model import CLIPTextCfg, CLIPVisionCfg, _build_text_tower, _build_vision_tower
+from torch import nn
+
+PARTS = ("attn", "ln_1", "ls_1", "ln_2", "ls_2", "mlp")  # of each block, which are used
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Blocks that follow one another; with `recompute`, their activations are recomputed in the backward pass."""
+
+    blocks: Sequence[nn.Module]
+    recompute: bool
+
+    @classmethod
+    def of(cls, transformer: Any, start: int | None = None, stop: int | None = None) -> "Stack":
+        """Blocks `start` to `stop` of a transformer."""
+        return cls(transformer.resblocks[start:stop], transformer.grad_checkpointing)
+
+
+def set_recompute(transformer: Any, enable: bool) -> None:
+    transformer.grad_checkpointing = enable
+
+
+@dataclass(frozen=True)
+class BlockParts:
+    """The parts of a residual attention block: x + scale_1(attention(norm_1(x))), then x + scale_2(mlp(norm_2(x)))."""
+
+    norm_1: nn.Module
+    attention: nn.MultiheadAttention
+    scale_1: nn.Module
+    norm_2: nn.Module
+    mlp: nn.Module
+    scale_2: nn.Module
+
+
+def parts_of(block: Any) -> BlockParts | None:
+    """The parts of a block, or None for open_clip's custom blocks (qk_norm, scale_heads, ...), which are a whole."""
+    if type(block.attn) is not nn.MultiheadAttention:
+        return None
+    return BlockParts(block.ln_1, block.attn, block.ls_1, block.ln_2, block.mlp, block.ls_2)
+
+
+def image_blocks(vision_cfg: Any, layers: int, quick_gelu: bool, cast_dtype: torch.dtype | None) -> Any:
+    """An untrained transformer of `layers` blocks, of the kind that the image tower of that config has."""
+    cfg = copy.copy(as_cfg(CLIPVisionCfg, vision_cfg, "vision_cfg"))
+    cfg.layers, cfg.attentional_pool = layers, False  # only the blocks are kept
+    return _build_vision_tower(1, cfg, quick_gelu, cast_dtype).transformer
+
+
+def text_blocks(text_cfg: Any, layers: int, quick_gelu: bool, cast_dtype: torch.dtype | None) -> Any:
+    """The same for the text tower."""
+    cfg = copy.copy(as_cfg(CLIPTextCfg, text_cfg, "text_cfg"))
+    cfg.layers, cfg.vocab_size, cfg.context_length = layers, 1, 1
+    return _build_text_tower(1, cfg, quick_gelu, cast_dtype).transformer
+
+
+def as_cfg(kind: type, cfg: Any, block: str) -> Any:
+    """A tower's block of the model config in open_clip's own form."""
+    try:
+        return kind(**cfg) if isinstance(cfg, dict) else cfg
+    except TypeError as error:
+        raise ValueError(f"{block} of the model config: {error}") from None

@@ -1,0 +1,89 @@
+"""What a model config says of its towers, and the config of a model as it was built."""
+
+import copy
+from typing import Any
+
+from open_clip.model import CLIPTextCfg, CLIPVisionCfg
+
+from .blocks import as_cfg
+
+PREPROCESSING = ("mean", "std", "interpolation", "resize_mode", "fill_color")  # the size is the model's own
+
+
+def splits(vision_cfg: Any, text_cfg: Any) -> dict[str, str | None]:
+    """Why the branch of each tower cannot leave it before its last blocks, or None where it can."""
+    vision = as_cfg(CLIPVisionCfg, vision_cfg, "vision_cfg")
+    text = as_cfg(CLIPTextCfg, text_cfg, "text_cfg")
+    image_reason = text_reason = None
+    if vision.timm_model_name:
+        image_reason = "vision_cfg.timm_model_name names a timm model"
+    elif not isinstance(vision.layers, int):
+        image_reason = "vision_cfg.layers is that of a ResNet"
+    if text.hf_model_name:
+        text_reason = "text_cfg.hf_model_name names a Hugging Face model"
+    return {"image_head": image_reason, "text_head": text_reason}
+
+
+def default_heads(vision_cfg: Any, text_cfg: Any) -> dict[str, str]:
+    """`image_head` and `text_head` of a model: "split" where that is possible, else "top"."""
+    return {key: "split" if reason is None else "top" for key, reason in splits(vision_cfg, text_cfg).items()}
+
+
+def check_towers(
+    vision_cfg: Any, text_cfg: Any, heads: dict[str, str], head_layers: int, custom_text: bool = False
+) -> None:
+    """ValueError for an architecture of open_clip's that has no such log-variance branch.
+
+    Arguments:
+        heads: the place of the branch by `image_head` and `text_head`, "split" or "top".
+        custom_text: whether the text tower is a module of its own, as in a CustomTextCLIP.
+    """
+    vision = as_cfg(CLIPVisionCfg, vision_cfg, "vision_cfg")
+    text = as_cfg(CLIPTextCfg, text_cfg, "text_cfg")
+    reasons = splits(vision, text)
+    for key, reason in reasons.items():
+        if heads[key] == "split" and reason is not None:
+            raise ValueError(
+                f"{reason}, whose blocks the log-variance branch cannot leave: set pcmepp_cfg.{key} to 'top'."
+            )
+    open_clip_image, open_clip_text = reasons["image_head"] is None, reasons["text_head"] is None
+    for applies, block, key, value, allowed in [
+        (open_clip_image, "vision_cfg", "pool_type", vision.pool_type, ("tok", "avg")),
+        (open_clip_text, "text_cfg", "pool_type", text.pool_type, ("argmax", "eos", "first", "last")),
+        (not custom_text, "text_cfg", "embed_cls", text.embed_cls, (False,)),
+        (True, "vision_cfg", "output_tokens", vision.output_tokens, (False,)),
+        (True, "text_cfg", "output_tokens", text.output_tokens, (False,)),
+    ]:
+        if applies and value not in allowed:
+            raise ValueError(f"A PCME++ model needs {block}.{key} of {' or '.join(map(repr, allowed))}, not {value!r}.")
+    for key, name, layers in (("image_head", "image", vision.layers), ("text_head", "text", text.layers)):
+        if heads[key] == "split" and head_layers >= layers:
+            raise ValueError(
+                f"pcmepp_cfg.head_layers must be below the {layers} layers of the {name} tower, not {head_layers}."
+            )
+
+
+def text_may_be_cut(model_cfg: dict) -> bool:
+    """Whether texts without their padding give the same result, by the config of a PCME++ model."""
+    text = model_cfg.get("text_cfg", {})
+    if text.get("hf_model_name") or text.get("embed_cls") or text.get("no_causal_mask"):
+        return False
+    return text.get("pool_type", "argmax") != "last"
+
+
+def embedding_dim(model: Any) -> int:
+    return model.embed_dim
+
+
+def config_as_built(model: Any, model_cfg: dict) -> dict:
+    """The content of `open_clip_config.json` for a model that was built from `model_cfg` and flags."""
+    model_cfg = copy.deepcopy(model_cfg)
+    if getattr(model, "logit_bias", None) is not None:
+        model_cfg.setdefault("init_logit_bias", -10.0)  # that there is one; its value is among the weights
+    if "hf_model_name" not in model_cfg["text_cfg"] and "multimodal_cfg" not in model_cfg:  # theirs mean another length
+        model_cfg["text_cfg"]["context_length"] = model.context_length
+    size = model.visual.image_size
+    height, width = size if isinstance(size, (tuple, list)) else (size, size)
+    model_cfg["vision_cfg"]["image_size"] = height if height == width else [height, width]
+    preprocess_cfg = {name: model.visual.preprocess_cfg[name] for name in PREPROCESSING}
+    return {"model_cfg": model_cfg, "preprocess_cfg": preprocess_cfg}

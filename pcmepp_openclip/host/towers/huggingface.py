@@ -1,0 +1,58 @@
+"""A text tower from Hugging Face's transformers."""
+
+from typing import Any
+
+import torch
+from open_clip.hf_model import HFTextEncoder
+from torch import Tensor
+
+from .base import Tokens, Tower, check_text
+
+
+class HuggingFaceTower(Tower):
+    """Its tokens are the last hidden state; those of the padding do not count."""
+
+    kind = "a Hugging Face text tower"
+    parts = ("text.transformer", "text.pooler", "text.proj", "text.config.pad_token_id")
+
+    @staticmethod
+    def fits(model: Any) -> bool:
+        return isinstance(getattr(model, "text", None), HFTextEncoder)
+
+    @property
+    def holder(self) -> Any:
+        return self.model.text
+
+    @property
+    def width(self) -> int:
+        config = self.model.text.config
+        return getattr(config, "d_model", None) or config.hidden_size
+
+    @property
+    def pad_id(self) -> int:
+        return self.model.text.config.pad_token_id
+
+    @property
+    def may_be_cut(self) -> bool:
+        return False  # it would be up to rounding, but the tower is called as open_clip calls it
+
+    def check(self, batch: Any) -> None:
+        check_text(batch, None)
+
+    def tokens(self, batch: Tensor) -> Tokens:
+        mask_NL = (batch != self.pad_id).long()
+        output = self.model.text.transformer(input_ids=batch, attention_mask=mask_NL)
+        return Tokens(output.last_hidden_state, batch, output)
+
+    def mean(self, tokens: Tokens) -> Tensor:
+        text = self.model.text
+        assert tokens.text_NL is not None
+        return text.proj(text.pooler(tokens.features, (tokens.text_NL != self.pad_id).long()))
+
+    def lengths(self, text_NL: Tensor) -> Tensor:
+        place_L = torch.arange(1, text_NL.shape[1] + 1, device=text_NL.device)
+        return ((text_NL != self.pad_id) * place_L).amax(dim=1)
+
+    def valid(self, tokens: Tokens) -> Tensor:
+        assert tokens.text_NL is not None
+        return tokens.text_NL != self.pad_id

@@ -1,0 +1,60 @@
+"""open_clip's own image transformer."""
+
+from typing import Any
+
+import torch
+from open_clip.transformer import VisionTransformer
+from torch import Tensor
+
+from .base import AVERAGE, Average, SplitTower, Tokens, check_image
+from .blocks import PARTS
+
+
+class VisionTransformerTower(SplitTower):
+    """It pools the token of the class, the average of the others, or all of them by attention."""
+
+    kind = "open_clip's image transformer"
+    projection, bias = "uncertainty_proj", "uncertainty_bias"
+    parts = (
+        *("visual.transformer.resblocks", "visual.transformer.grad_checkpointing", "visual.transformer.width"),
+        *("visual.proj", "visual.image_size", "visual.conv1.weight"),
+        *("visual.pool_type", "visual.attn_pool"),
+        *(f"visual.transformer.resblocks.0.{part}" for part in PARTS),
+    )
+
+    @staticmethod
+    def fits(model: Any) -> bool:
+        return isinstance(model.visual, VisionTransformer)
+
+    @property
+    def holder(self) -> Any:
+        return self.model.visual
+
+    @property
+    def transformer(self) -> Any:
+        return self.model.visual.transformer
+
+    @property
+    def pools_one_token(self) -> bool:  # type: ignore[override]
+        return self.model.visual.pool_type == "tok" and self.model.visual.attn_pool is None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.visual.conv1.weight.dtype
+
+    def check(self, batch: Any) -> None:
+        check_image(batch, tuple(self.model.visual.image_size), self.dtype)
+
+    def embed(self, batch: Tensor) -> Tokens:
+        return Tokens(self.model.visual._embeds(batch))
+
+    def token(self, tokens: Tokens) -> Tensor | Average | None:
+        return AVERAGE if self.model.visual.pool_type == "avg" and self.model.visual.attn_pool is None else None
+
+    def pool(self, x_NLC: Tensor) -> Tensor:
+        visual = self.model.visual
+        pooled_NC, _ = visual._pool(x_NLC)
+        return pooled_NC if visual.proj is None else pooled_NC @ visual.proj
+
+    def mean(self, tokens: Tokens) -> Tensor:
+        return self.pool(tokens.x_NLC)

@@ -1,0 +1,61 @@
+"""What a log-variance branch is: a tower's tokens, and from them the mean and the log-variance."""
+
+import torch
+from torch import Tensor, nn
+
+from ..config import PCMEppCfg
+from ..gaussian import full_precision
+from ..host.towers import Tokens, Tower
+
+
+class Branch:
+    """The log-variance branch of a tower. It holds no tensors: they are attributes of the tower's own modules.
+
+    Arguments:
+        tower: the tower, of any kind.
+        cfg: the settings of the model.
+    """
+
+    def __init__(self, tower: Tower, cfg: PCMEppCfg):
+        self.tower, self.cfg = tower, cfg
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The modules of the branch, which are trained where the tower is frozen."""
+        raise NotImplementedError
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the tokens that it reads."""
+        raise NotImplementedError
+
+    def set_recompute(self, enable: bool) -> None:
+        """Whether activations of the branch are recomputed in the backward pass."""
+
+    def tokens(self, batch: Tensor) -> Tokens:
+        """Images or token ids to what both branches read."""
+        raise NotImplementedError
+
+    def mean(self, tokens: Tokens) -> Tensor:
+        """What the stock tower returns, [N, D]."""
+        raise NotImplementedError
+
+    def logvar(self, tokens: Tokens) -> Tensor:
+        """Log-variances, [N, D], fp32."""
+        raise NotImplementedError
+
+
+def new_projection(width: int, embed_dim: int) -> nn.Parameter:
+    # Random, not zero: the loss sees the dimensions only through sums, so equal ones would stay equal.
+    return nn.Parameter(width**-0.5 * torch.randn(width, embed_dim))
+
+
+def new_bias(value: float | None, embed_dim: int) -> nn.Parameter | None:
+    return None if value is None else nn.Parameter(torch.full((embed_dim,), float(value)))
+
+
+def logvar_of(x_NC: Tensor, projection_CD: Tensor, bias_D: Tensor | None) -> Tensor:
+    """The projection in fp32 whatever the precision: in bf16 a log-variance of -10 is only right to 3 %."""
+    with full_precision(x_NC):
+        logvar_ND = x_NC.float() @ projection_CD.float()
+        return logvar_ND if bias_D is None else logvar_ND + bias_D.float()
