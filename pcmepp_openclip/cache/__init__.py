@@ -7,9 +7,19 @@
 - `data`: the way in for open_clip's training loop.
 """
 
-from .build import Interrupted, Ranks
+from .build import Alone, Interrupted, Ranks
 from .data import Towers, train_data
 from .facts import exists
 from .store import check_room, footprint_of, readable_size
 
-__all__ = ["Interrupted", "Ranks", "Towers", "check_room", "exists", "footprint_of", "readable_size", "train_data"]
+__all__ = [
+    "Alone",
+    "Interrupted",
+    "Ranks",
+    "Towers",
+    "check_room",
+    "exists",
+    "footprint_of",
+    "readable_size",
+    "train_data",
+]

@@ -50,6 +50,24 @@ class Ranks(Protocol):
         """The batches; a long wait for one is logged and has a limit. Ends early if a stop was asked."""
 
 
+class Alone:
+    """A single process that nobody asks to stop."""
+
+    rank, world_size = 0, 1
+
+    def gather(self, item: Any) -> list[Any]:
+        return [item]
+
+    def stop_asked(self) -> bool:
+        return False
+
+    def pass_on_stop(self) -> None:
+        pass
+
+    def wait_for(self, batches: Iterable[Any]) -> Iterator[Any]:
+        return iter(batches)
+
+
 class Encoder(Protocol):
     """Frozen towers, see `data.Towers`."""
 

@@ -1,5 +1,6 @@
 """A cache to the DataInfo that open_clip's training loop takes; it is filled first if need be."""
 
+import contextlib
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -37,8 +38,8 @@ class Towers:
     model: Any
     config: dict
     precision: str
-    device: torch.device
-    autocast: Callable[[], AbstractContextManager]
+    device: torch.device | str = "cpu"
+    autocast: Callable[[], AbstractContextManager] = contextlib.nullcontext
     dtype: torch.dtype | None = None
 
     def images(self, images: Tensor) -> CachedTokens:
