@@ -18,7 +18,7 @@ from ..data.tally import Tally
 from ..models.cached import CachedTokens
 from . import facts
 from .build import Ranks, fill
-from .loader import CacheLoader, contents_of
+from .loader import CacheLoader, EpochPlan, contents_of
 from .rows import Rows
 from .store import Content, Footprint, Piece, Store, check_room, footprint_of, pieces_of, readable_size
 
@@ -81,19 +81,13 @@ def train_data(
     total.judge(list(reading.names), spec.flags.train_data_max_bad_fraction, 1)
     if not sum(counts):
         raise ValueError(f"--cache-tokens {folder} has no usable sample: run `pcmepp data check` on --train-data.")
-    position = host_data.Position(epoch)
-    paths = [store.path(piece) for piece in store.pieces]
-    loader = CacheLoader(
-        Rows(paths, counts, reading.context_length, towers.model.text_pad_id),
-        contents_of(store.identity, counts),
-        samples=spec.flags.train_num_samples or sum(counts),
-        batch_size=spec.flags.batch_size,
-        rank=ranks.rank,
-        world_size=ranks.world_size,
-        seed=spec.flags.seed,
-        workers=spec.flags.workers,
-        position=position,
+    flags, position = spec.flags, host_data.Position(epoch)
+    per_epoch = flags.train_num_samples or sum(counts)
+    plan = EpochPlan(
+        sum(counts), per_epoch, flags.batch_size, ranks.rank, ranks.world_size, seed=flags.seed, position=position
     )
+    rows = Rows([store.path(x) for x in store.pieces], counts, reading.context_length, towers.model.text_pad_id)
+    loader = CacheLoader(rows, contents_of(store.identity, counts), plan, flags.workers)
     return host_data.TrainData(dataloader=loader, shared_epoch=position.epoch, position=position)
 
 

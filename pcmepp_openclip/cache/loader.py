@@ -36,39 +36,71 @@ class Rest(NamedTuple):
     seen: int
 
 
+class EpochPlan:
+    """Which samples each batch of a rank's epoch consists of: iterating yields their numbers, from the first batch on.
+
+    Arguments:
+        count: samples that there are.
+        per_epoch: samples per epoch, over all ranks, before the last batch is filled.
+        position: the epoch, and the batch that it begins with.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        per_epoch: int,
+        batch_size: int,
+        rank: int,
+        world_size: int,
+        seed: int,
+        position: Callable[[], tuple[int, int]],
+    ):
+        self.count, self.per_epoch, self.position = count, per_epoch, position
+        self.per_step = batch_size * world_size
+        self.batches = -(-per_epoch // self.per_step)
+        self._batch_size, self._rank, self._seed = batch_size, rank, seed
+        self._begun: Rest | None = None
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epoch, first_batch = self.position()
+        rest = self.rest_of(epoch)
+        order = permutation(self.count, rest.seed, epoch)
+        for index in range(first_batch, self.batches):
+            begin = rest.seen + (index - rest.first) * self.per_step + self._rank * self._batch_size
+            yield order.take(range(begin, begin + self._batch_size), mode="wrap").tolist()
+
+    def rest_of(self, epoch: int) -> Rest:
+        """What is left of an epoch: all of it, unless it was begun before a restart."""
+        return self._begun if self._begun and self._begun.epoch == epoch else Rest(epoch, self._seed, 0, 0)
+
+    def go_on(self, epoch: int, seed: int, seen: int, multiple_of: int) -> tuple[int, str]:
+        """Continue an epoch with that seed, of which so many samples were seen: the first batch, and how."""
+        first, more = divmod(seen, self.per_step)
+        how = "with the samples that were left"
+        if more or first % multiple_of:
+            left = max(0, self.per_epoch - seen)
+            first = max(0, self.batches - -(-left // self.per_step)) // multiple_of * multiple_of
+            again = (self.batches - first) * self.per_step - left
+            how = f"with the {left} samples that were left, dealt out anew; {again} are seen again"
+        self._begun = Rest(epoch, seed, first, seen)
+        return first, how
+
+
 class CacheLoader:
     """Batches of cached tokens, (images, texts). `num_batches` and `num_samples` are what open_clip's loop asks for.
 
     Arguments:
         rows: the samples.
         contents: a digest of which samples they are.
-        samples: per epoch, over all ranks, before the last batch is filled.
-        position: the epoch, and the batch that it begins with.
     """
 
-    def __init__(
-        self,
-        rows: Rows,
-        contents: str,
-        *,
-        samples: int,
-        batch_size: int,
-        rank: int,
-        world_size: int,
-        seed: int,
-        workers: int,
-        position: Callable[[], tuple[int, int]],
-    ):
-        self._rows, self._contents, self._samples, self._seed = rows, contents, samples, seed
-        self._batch_size, self._rank, self._position = batch_size, rank, position
-        self._per_step = batch_size * world_size
-        self.num_batches = -(-samples // self._per_step)
-        self.num_samples = self.num_batches * self._per_step
-        self._rest: Rest | None = None
+    def __init__(self, rows: Rows, contents: str, plan: EpochPlan, workers: int):
+        self._contents, self._plan = contents, plan
+        self.num_batches, self.num_samples = plan.batches, plan.batches * plan.per_step
         self._loader: DataLoader = DataLoader(
             _Batches(rows),
             batch_size=None,
-            sampler=_Plan(self._plan),  # a batch is asked for by its samples, so the order is the same for any workers
+            sampler=plan,  # a batch is asked for by its samples, so the order is the same for any workers
             num_workers=workers,
             persistent_workers=workers > 0,
             collate_fn=_as_it_is,
@@ -86,8 +118,8 @@ class CacheLoader:
 
     def state(self, batches: int) -> dict[str, Any]:
         """What `resume` needs to continue after `batches` batches of this epoch, in plain types for a checkpoint."""
-        rest = self._rest_of(self._position()[0])
-        seen = rest.seen + (batches - rest.first) * self._per_step
+        rest = self._plan.rest_of(self._plan.position()[0])
+        seen = rest.seen + (batches - rest.first) * self._plan.per_step
         return {"kind": KIND, "contents": self._contents, "seed": rest.seed, "seen": seen}
 
     def resume(self, epoch: int, state: dict[str, Any] | None, multiple_of: int = 1) -> tuple[int | None, str]:
@@ -96,30 +128,7 @@ class CacheLoader:
             return None, "its checkpoint does not say which samples of the cache were seen"
         if state["contents"] != self._contents:
             return None, "the cache does not hold the same samples"
-        seen = state["seen"]
-        first, rest = divmod(seen, self._per_step)
-        if rest == 0 and first % multiple_of == 0:
-            how = "with the samples that were left"
-        else:
-            left = max(0, self._samples - seen)
-            first = max(0, self.num_batches - -(-left // self._per_step)) // multiple_of * multiple_of
-            again = (self.num_batches - first) * self._per_step - left
-            how = f"with the {left} samples that were left, dealt out anew; {again} are seen again"
-        self._rest = Rest(epoch, state["seed"], first, seen)
-        return first, how
-
-    def _rest_of(self, epoch: int) -> Rest:
-        """What is left of an epoch: all of it, unless it was begun before a restart."""
-        return self._rest if self._rest and self._rest.epoch == epoch else Rest(epoch, self._seed, 0, 0)
-
-    def _plan(self) -> Iterator[list[int]]:
-        """The numbers of the samples of each batch of this rank."""
-        epoch, first_batch = self._position()
-        rest = self._rest_of(epoch)
-        order = permutation(len(self._rows), rest.seed, epoch)
-        for index in range(first_batch, self.num_batches):
-            begin = rest.seen + (index - rest.first) * self._per_step + self._rank * self._batch_size
-            yield order.take(range(begin, begin + self._batch_size), mode="wrap").tolist()
+        return self._plan.go_on(epoch, state["seed"], state["seen"], multiple_of)
 
 
 def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
@@ -134,25 +143,15 @@ def contents_of(identity: str, counts: Sequence[int]) -> str:
     return hashlib.sha256(repr((identity, list(counts))).encode()).hexdigest()[:32]
 
 
-class _Plan:
-    """A sampler that starts over whenever it is iterated."""
-
-    def __init__(self, plan: Callable[[], Iterator[list[int]]]):
-        self._plan = plan
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return self._plan()
-
-
 class _Batches(Dataset):
     """Batches by the numbers of their samples: what runs in a worker."""
 
     def __init__(self, rows: Rows):
-        self._rows = rows
+        self.rows = rows
 
     def __getitem__(self, numbers: list[int]) -> tuple[CachedTokens, CachedTokens] | Failure:
         try:
-            return self._rows[numbers]
+            return self.rows[numbers]
         except ValueError as error:  # which would arrive as the traceback of a worker
             return Failure(str(error))
 
