@@ -193,7 +193,6 @@ def check_for_pcmepp(args: Namespace) -> None:
         "--siglip": args.siglip,
         "--distill-model": args.distill_model is not None,
         "--horovod": args.horovod,
-        "--force-custom-text": args.force_custom_text,
     }.items():
         if on:
             raise ValueError(f"{args.model} cannot be trained with {flag}: drop it, or choose a plain model.")

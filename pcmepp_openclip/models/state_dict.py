@@ -22,20 +22,20 @@ def reconcile_state_dict(model: Any, state_dict: dict) -> dict:
     unknown = [name for name in state_dict if name not in own]
     if len(missing) == len(own):
         raise ValueError("it holds none of the model's tensors: not a CLIP or PCME++ checkpoint.")
+    plain_missing = [name for name in missing if not is_pcmepp_parameter(name)]
+    plain_unknown = [name for name in unknown if not is_pcmepp_parameter(name)]
+    if plain_missing or plain_unknown:
+        raise ValueError(f"it is of another architecture: {_differences(plain_missing, plain_unknown)}.")
+    _check_places(own, state_dict)
     sigma_missing = [name for name in missing if is_pcmepp_parameter(name)]
     sigma_present = [name for name in own if is_pcmepp_parameter(name) and name in state_dict]
-    _check_places(own, state_dict)
     if sigma_present and sigma_missing:
         raise ValueError(
             f"it has {len(sigma_present)} tensors of the log-variance branch but lacks {len(sigma_missing)}: "
             f"{', '.join(sigma_missing)}. Use the model config that it was trained with."
         )
-    plain_missing = [name for name in missing if not is_pcmepp_parameter(name)]
-    if plain_missing or unknown:
-        faults = [f"it lacks {_some(plain_missing)}"] * bool(plain_missing) + [f"unknown are {_some(unknown)}"] * bool(
-            unknown
-        )
-        raise ValueError(f"it is of another architecture: {'; '.join(faults)}.")
+    if unknown:
+        raise ValueError(f"it is of another architecture: {_differences([], unknown)}.")
     for name, tensor in state_dict.items():
         if tensor.shape != own[name].shape and name not in RESIZED and own[name].numel() != tensor.numel():
             raise ValueError(
@@ -67,6 +67,11 @@ def _place(names: Iterable[str], is_image: bool) -> str | None:
         places[mark] for name in names for mark in places if mark in name and name.startswith("visual.") == is_image
     )
     return next(found, None)
+
+
+def _differences(missing: list[str], unknown: list[str]) -> str:
+    parts = {"it lacks": missing, "unknown are": unknown}
+    return "; ".join(f"{words} {_some(names)}" for words, names in parts.items() if names)
 
 
 def _some(names: list[str], most: int = 5) -> str:
