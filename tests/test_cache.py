@@ -9,14 +9,18 @@ from pathlib import Path
 import open_clip
 import pytest
 import torch
-from helpers import make_model
+from helpers import make_model, scramble
+from kinds import KINDS, add_kinds, kind_batch, kind_model
 from shard_maker import arguments, pair, picture, write_tar
 
 from pcmepp_openclip import cache, data
 from pcmepp_openclip.cache import build, facts, store
 from pcmepp_openclip.cache.loader import CacheLoader, EpochPlan, permutation
+from pcmepp_openclip.cache.rows import Rows
 from pcmepp_openclip.data.decode import decode_image
+from pcmepp_openclip.data.plan import Shard
 from pcmepp_openclip.data.shards import iter_samples
+from pcmepp_openclip.data.sizes import ShardSize
 
 COUNTS = [9, 1, 17, 12]
 MODEL = "PCMEpp-tiny"
@@ -109,6 +113,27 @@ def test_a_cached_batch_gives_what_the_towers_would(rows, shards, model, preproc
             assert (found[name] - computed[name][own].roll(1, 0)).abs().max() > 5e-2  # other samples' would be noticed
         seen += len(batch[0])
     assert seen == -(-sum(COUNTS) // 4) * 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_tower_gives_the_same_from_a_file(tmp_path, kind):
+    """Their images have any number of tokens, and their texts may have padding that counts, or a token of their own."""
+    add_kinds(tmp_path)
+    model = scramble(kind_model(kind))
+    model.freeze_towers()
+    images, texts = kind_batch(model, samples=3)
+    tokens = model.cache_image(images), model.cache_text(texts)
+    piece = store.Piece(0, Shard(0, "x.tar", ShardSize(3)), 0, 3)
+    collected, files = store.Collected(), store.Store(tmp_path, "identity", [piece])
+    for part in (slice(0, 2), slice(2, 3)):
+        collected.add(model.cache_image(images[part]), model.cache_text(texts[part]), model.text_lengths(texts[part]))
+    files.write(piece, collected.tensors(), collected.tally)
+    assert files.content(piece).samples == 3 and not files.missing()
+    assert files.path(piece).stat().st_size < 3 * cache.footprint_of(*tokens).total + 2000  # with its header
+    rows = Rows([files.path(piece)], [3], texts.shape[1], model.text_pad_id)
+    computed, found = model(images, texts), model(*rows[[2, 0]])
+    for name in ("image_features", "text_features", "image_logvar", "text_logvar"):
+        torch.testing.assert_close(found[name], computed[name][[2, 0]], rtol=1e-3, atol=5e-3)
 
 
 def test_what_does_not_fit_fp16_is_cut_off_and_nan_is_refused():
