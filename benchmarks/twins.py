@@ -43,8 +43,8 @@ def cut(name: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def trunks_cut() -> Iterator[None]:
-    """Within it, timm builds its transformers with few layers, and its ConvNeXts with one block for each stage. FastViTs,
-    which are small, stay as they are."""
+    """Within it, timm builds its transformers with few layers, and its ConvNeXts with one block for each stage.
+    FastViTs, which are small, stay as they are."""
     create = timm.create_model
 
     def create_cut(name: str, **kwargs: Any) -> Any:
