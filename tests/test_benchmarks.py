@@ -219,7 +219,7 @@ def test_the_readme_shows_some_rows_of_the_table_unaltered():
 @pytest.mark.parametrize(
     "args, words",
     [
-        (["flop"], "there is no benchmark 'flop'; there are: flops, data, startup"),
+        (["flop"], "there is no benchmark 'flop'; there are: flops, data, "),
         (["models", "ViT-B-23"], "open_clip has no model 'ViT-B-23'"),
         (["models", "--page", "README.md"], "--page: README.md lacks the line <!-- python -m benchmarks models -->"),
         (["models", "--page", "nowhere.md"], "--page: there is no file nowhere.md"),
