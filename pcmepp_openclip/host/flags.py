@@ -25,7 +25,7 @@ READ = (  # the flags of open_clip that are read here
     *("siglip", "distill_model", "horovod", "batch_size", "accum_freq", "epochs", "log_every_n_steps"),
     *("train_data", "val_data", "imagenet_val", "imagenet_v2", "dataset_type", "dataset_resampled"),
     *("train_num_samples", "val_frequency", "logs", "name", "resume"),
-    *("save_frequency", "save_most_recent", "delete_previous_checkpoint"),
+    *("save_frequency", "save_most_recent", "delete_previous_checkpoint", "torchscript", "use_bnb_linear"),
 )
 AT_LEAST = {"batch_size": 1, "accum_freq": 1, "epochs": 1, "workers": 0, "log_every_n_steps": 1}
 SLOW_ON_CPU = ("amp", "fp16", "pure_fp16")  # "amp" is open_clip's default; bfloat16 is fast on many CPUs
@@ -197,6 +197,24 @@ def check_for_pcmepp(args: Namespace) -> None:
             raise ValueError(f"{args.model} cannot be trained with {flag}: drop it, or choose a plain model.")
     if args.opt.startswith("timm/") and args.eps is None:
         args.eps = 1e-8  # open_clip passes None on, which some of timm's optimizers stumble over
+
+
+def check_for_lora(args: Namespace) -> None:
+    """ValueError if --lora cannot be used, or not with the other flags."""
+    if args.lora is None:
+        return
+    if args.lora < 1:
+        raise ValueError(f"--lora must be at least 1, not {args.lora}.")
+    if args.pcmepp_cfg is None:
+        raise ValueError(f"--lora is for PCME++ models, and {args.model} is a plain one: choose a PCMEpp model.")
+    for flag, on in {
+        "--lock-image": args.lock_image,
+        "--lock-text": args.lock_text,
+        "--torchscript": args.torchscript,
+        "--use-bnb-linear": args.use_bnb_linear,
+    }.items():
+        if on:
+            raise ValueError(f"--lora cannot be combined with {flag}: drop one of them.")
 
 
 def model_config(args: Namespace) -> dict:

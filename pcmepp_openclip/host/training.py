@@ -163,7 +163,15 @@ class _Main:
         pretrained = args[0] if args else kwargs.get("pretrained")
         for seam, times in _library_seams(model_name, model, pretrained):
             registration.LEDGER.expect(seam, since=before, times=times)
+        if self.args.lora and model_name == self.args.model:
+            self._add_lora(model)
         return model, for_training, bounded(for_validation)
+
+    def _add_lora(self, model: Any) -> None:
+        model.add_lora(self.args.lora)
+        if self.args.rank == 0:
+            trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+            logging.info("LoRA of rank %d: %d parameters are trained.", self.args.lora, trained)
 
     def pt_load(self, path: str, map_location: Any = None) -> dict:
         checkpoint = self.hooks.load_checkpoint(path)

@@ -86,6 +86,13 @@ def own_parser() -> argparse.ArgumentParser:
         metavar="RANKS",
         help="check the flags and the data and print what a run on RANKS ranks would do, without training",
     )
+    parser.add_argument(
+        "--lora",
+        type=int,
+        metavar="RANK",
+        help="freeze the weights of both towers, and train changes of this rank to them (LoRA) in addition to the "
+        "log-variance branch",
+    )
     data.add_arguments(parser)
     push.add_arguments(parser)
     group = parser.add_argument_group("checkpoints and time-outs")
@@ -130,6 +137,7 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> tuple[argparse.Namespac
     flags.check_numbers(args)
     check_minutes(own)
     args.pcmepp_cfg = merged_cfg(args)
+    flags.check_for_lora(args)
     data_flags = data.DataFlags.from_args(args, redact_args(args))
     _, args.rank, args.world_size = training.world_info_from_env()
     args.world_size = args.dry_run or args.world_size
