@@ -94,6 +94,7 @@ def test_which_weights_are_trained(kind):
         if name in adapted:
             part, (rows, columns) = adapted[name], parameter.flatten(1).shape
             assert part.lora_A.shape == (RANK, columns) and part.lora_B.shape == (rows, RANK)
+            assert not name.endswith(FROZEN), name
         elif name not in own:
             assert parameter.ndim < 2 or name.endswith(FROZEN) or min(parameter.flatten(1).shape) <= RANK, name
     assert any(name.startswith("visual.") for name in adapted) and not all(
