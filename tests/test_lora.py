@@ -298,7 +298,10 @@ def test_what_is_trained_is_said(run, flags, capsys):
     model = open_clip.create_model("PCMEpp-tiny")
     model.add_lora(RANK)
     count = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    assert f"LoRA of rank {RANK}: {count} parameters are trained." in (run / "out.log").read_text()
+    assert (
+        f"LoRA of rank {RANK}: the weights of both towers are frozen, {count} parameters are trained."
+        in (run / "out.log").read_text()
+    )
     assert (
         train.main(flags("--lora", RANK, "--dry-run", "--pretrained", run / "checkpoints/epoch_2.pt", name="dry")) == 0
     )
@@ -316,6 +319,7 @@ def test_what_is_trained_is_said(run, flags, capsys):
         (["--lora", "4", "--model", "ViT-B-32"], "--lora is for PCME++ models, and ViT-B-32 is a plain one"),
         (["--lora", "4", "--lock-image"], "--lora cannot be combined with --lock-image: drop one of them."),
         (["--lora", "4", "--lock-text"], "--lora cannot be combined with --lock-text: drop one of them."),
+        (["--lora", "4", "--head-only"], "--lora cannot be combined with --head-only: drop one of them."),
         (["--lora", "4", "--torchscript"], "--lora cannot be combined with --torchscript: drop one of them."),
         (["--lora", "4", "--use-bnb-linear", "X"], "--lora cannot be combined with --use-bnb-linear"),
     ],
