@@ -41,6 +41,9 @@ from .validation import evaluate
 OVERRIDES = {  # flag: (key of pcmepp_cfg, type, help)
     "--distance": ("distance", str, f"distance d in the matching logit -a d + b: {', '.join(DISTANCES)}"),
     "--reduction": ("reduction", str, "reduction of the matching loss: 'mean', or 'sum' divided by the batch size"),
+    "--match-logit": ("match_logit", str, "a and b in the matching logit -a d + b: 'learned', 'tied' or 'siglip'"),
+    "--match-ratio": ("match_ratio", float, "2a / exp(logit_scale) with --match-logit tied, between 0 and 1"),
+    "--train-means-by": ("train_means_by", str, "loss terms that train the means: 'all' or 'contrastive'"),
     "--init-match-scale": ("init_match_scale", float, "initial value of a in the matching logit -a d + b"),
     "--init-match-shift": ("init_match_shift", float, "initial value of b in the matching logit -a d + b"),
     "--init-logvar-bias": ("init_logvar_bias", float, "initial value of the bias on the log-variances"),
