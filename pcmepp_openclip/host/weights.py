@@ -20,7 +20,7 @@ def shapes_of(model_cfg: dict) -> dict[str, tuple[int, ...]]:
     cfg = copy.deepcopy(model_cfg)
     custom = cfg.pop("custom_text", False) or "hf_model_name" in cfg["text_cfg"]
     kind = factory.CLIP if not custom else factory.CoCa if "multimodal_cfg" in cfg else factory.CustomTextCLIP
-    cfg["text_cfg"]["hf_model_pretrained"] = False
+    cfg["text_cfg"]["hf_model_pretrained"] = cfg["vision_cfg"]["timm_model_pretrained"] = False
     with torch.device("meta"):
         model = kind(**cfg)
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
