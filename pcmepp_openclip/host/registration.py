@@ -12,9 +12,7 @@ from torch import nn
 
 from ..system.digest import Damaged, verified
 from . import names, repos, seams, towers
-from .weights import plain_text_names, reason
-
-BIG_VISION = (".npz", ".npy")  # files of big_vision's weights
+from .weights import BIG_VISION, plain_text_names, reason
 
 LEDGER = seams.Ledger()  # of the replacements, which last as long as the process
 

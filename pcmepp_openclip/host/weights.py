@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..system.digest import Damaged
 
+BIG_VISION = (".npz", ".npy")  # files of big_vision's weights, which are read by functions of their own
 POSITION_IDS = "text.transformer.embeddings.position_ids"
 
 
@@ -34,6 +35,12 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
         raise
     except Exception as error:
         raise ValueError(f"{path} is not a checkpoint that can be read: {reason(error)}") from error
+
+
+def fitting(model: Any, path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint file under the names of `model`, as open_clip would load them; ValueError if it
+    cannot."""
+    return factory.convert_state_dict(model, read_state_dict(path))
 
 
 def plain_names(state_dict: dict) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a file's tensors are to a PCME++ model: all of it, a plain CLIP to start from, or neither."""
+"""What a file's tensors are to a PCME++ model: all of it, a plain model to start from, or neither."""
 
 import logging
 from collections.abc import Iterable
@@ -24,18 +24,16 @@ def reconcile_state_dict(model: Any, state_dict: dict) -> dict:
         raise ValueError("it holds none of the model's tensors: not a CLIP or PCME++ checkpoint.")
     sigma_missing = [name for name in missing if is_pcmepp_parameter(name)]
     sigma_present = [name for name in own if is_pcmepp_parameter(name) and name in state_dict]
+    _check_names(
+        *([name for name in names if not is_pcmepp_parameter(name)] for names in (missing, unknown))
+    )  # before the branch: the place of a branch in another tower says nothing
     _check_places(own, state_dict)
     if sigma_present and sigma_missing:
         raise ValueError(
             f"it has {len(sigma_present)} tensors of the log-variance branch but lacks {len(sigma_missing)}: "
             f"{', '.join(sigma_missing)}. Use the model config that it was trained with."
         )
-    plain_missing = [name for name in missing if not is_pcmepp_parameter(name)]
-    if plain_missing or unknown:
-        faults = [f"it lacks {_some(plain_missing)}"] * bool(plain_missing) + [f"unknown are {_some(unknown)}"] * bool(
-            unknown
-        )
-        raise ValueError(f"it is of another architecture: {'; '.join(faults)}.")
+    _check_names([], unknown)
     for name, tensor in state_dict.items():
         if tensor.shape != own[name].shape and name not in RESIZED and own[name].numel() != tensor.numel():
             raise ValueError(
@@ -50,6 +48,15 @@ def reconcile_state_dict(model: Any, state_dict: dict) -> dict:
         )
         state_dict = {**state_dict, **{name: own[name] for name in sigma_missing}}
     return state_dict
+
+
+def _check_names(missing: list[str], unknown: list[str]) -> None:
+    """ValueError if a file lacks tensors of the model or has others."""
+    faults = [f"{words} {_some(names)}" for words, names in (("it lacks", missing), ("unknown are", unknown)) if names]
+    if faults:
+        raise ValueError(
+            f"it is of another architecture: {'; '.join(faults)}. Use the model config that it was trained with."
+        )
 
 
 def _check_places(own: dict, state_dict: dict) -> None:
