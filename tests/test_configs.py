@@ -2,6 +2,7 @@
 
 import json
 
+import kinds
 import open_clip
 import pytest
 import torch
@@ -64,7 +65,13 @@ def test_every_key_is_optional_or_checked():
     assert PCMEppCfg.parse({"head_layers": 2, "init_logvar_bias": None}).init_logvar_bias is None
 
 
-@pytest.mark.parametrize("name, near", [("PCMEpp-ViT-B16", "PCMEpp-ViT-B-16"), ("pcmepp-tiny", "PCMEpp-tiny")])
+@pytest.mark.parametrize(
+    "name, near",
+    [
+        *(("PCMEpp-ViT-B16", "PCMEpp-ViT-B-16"), ("pcmepp-tiny", "PCMEpp-tiny"), ("PCMEpp-RN-50", "PCMEpp-RN50")),
+        *(("PCMEpp-convnext_tinny", "PCMEpp-convnext_tiny"), ("PCMEpp-roberta-B-32", "PCMEpp-roberta-ViT-B-32")),
+    ],
+)
 def test_a_wrong_model_name(name, near):
     for call in (open_clip.create_model, open_clip.get_tokenizer, open_clip.create_model_and_transforms):
         with pytest.raises(RuntimeError, match=f"There is no model '{name}': did you mean '{near}'") as error:
@@ -133,6 +140,27 @@ def test_a_model_that_writes_captions_is_refused(add_config):
     one_sentence(error)
     with pytest.raises(ValueError, match="There is no 'PCMEpp-coca_base': coca_base is a CoCa") as error:
         open_clip.create_model("PCMEpp-coca_base")
+    one_sentence(error)
+
+
+FILES = {  # model, and the model and config of the file that it is to load
+    "another image tower": ("PCMEpp-small-custom", "small-resnet", {}, "it lacks visual.class_embedding.*visual.bn1"),
+    "a timm tower": ("PCMEpp-small-resnet", "PCMEpp-small-timm", {}, "it lacks .*visual.bn1.*unknown are visual.trunk"),
+    "another text tower": ("PCMEpp-small-resnet", "PCMEpp-small-custom", {}, "it lacks positional_embedding"),
+    "an image head": ("PCMEpp-small-custom", "PCMEpp-small-custom", {"image_head": "top"}, "image_head to 'top'"),
+    "a text head": ("PCMEpp-small-custom", "PCMEpp-small-custom", {"text_head": "top"}, "text_head to 'top'"),
+    "the other text head": ("PCMEpp-tiny", "PCMEpp-tiny", {"text_head": "top"}, "text_head to 'top'"),
+}
+
+
+@pytest.mark.parametrize("model, other, block, words", FILES.values(), ids=[name.replace(" ", "-") for name in FILES])
+def test_a_file_of_another_tower_or_of_a_head_at_the_other_place(model, other, block, words, tmp_path):
+    kinds.add_configs(tmp_path / "configs")
+    changed = {"pcmepp_cfg": {**GOOD, **block}} if block else {}
+    torch.save(open_clip.create_model(other, **changed).state_dict(), tmp_path / "other.pt")
+    expected = f"of another place: set pcmepp_cfg.{words}" if block else f"of another architecture: {words}"
+    with pytest.raises(RuntimeError, match=f"Cannot load .*other.pt: .*{expected}") as error:
+        open_clip.create_model(model, pretrained=str(tmp_path / "other.pt"))
     one_sentence(error)
 
 

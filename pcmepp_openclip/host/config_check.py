@@ -15,6 +15,7 @@ from open_clip.model import CLIPTextCfg, CLIPVisionCfg
 from open_clip.transform import PreprocessCfg
 
 from ..config import PCMEppCfg
+from ..system.redact import printable
 from .config_towers import check_text, check_vision, parse_tower, unknown_name
 from .config_values import (
     CHOICES,
@@ -49,7 +50,7 @@ def check_config(config: Any, where: str) -> None:
     try:
         _check(config)
     except (ValueError, ArithmeticError) as error:
-        raise ConfigRefused(f"The config of {where} is refused: {str(error)[:300]}") from None
+        raise ConfigRefused(f"The config of {where} is refused: {printable(str(error)[:300])}") from None
 
 
 def check_plain_config(config: Any, where: str) -> None:
@@ -65,7 +66,7 @@ def check_plain_config(config: Any, where: str) -> None:
         check_keys(config["model_cfg"]["text_cfg"].get("tokenizer_kwargs") or {}, TOKENIZER_KEYS, "tokenizer_kwargs")
         _check_preprocessing(config["preprocess_cfg"])
     except (ValueError, ArithmeticError) as error:
-        raise ConfigRefused(f"The config of {where} is refused: {str(error)[:300]}") from None
+        raise ConfigRefused(f"The config of {where} is refused: {printable(str(error)[:300])}") from None
 
 
 def named_elsewhere(model_cfg: dict) -> str | None:

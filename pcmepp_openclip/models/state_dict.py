@@ -55,7 +55,7 @@ def _check_names(missing: list[str], unknown: list[str]) -> None:
     faults = [f"{words} {_some(names)}" for words, names in (("it lacks", missing), ("unknown are", unknown)) if names]
     if faults:
         raise ValueError(
-            f"it is of another architecture: {'; '.join(faults)}. Use the model config that it was trained with."
+            f"it is of another architecture: {'; '.join(faults)}; use the model config that it was trained with."
         )
 
 
@@ -76,5 +76,5 @@ def _place(names: Iterable[str], is_image: bool) -> str | None:
     return next(found, None)
 
 
-def _some(names: list[str], most: int = 5) -> str:
+def _some(names: list[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
