@@ -2,7 +2,7 @@
 
 import json
 
-import kinds
+import hub_kinds
 import open_clip
 import pytest
 import torch
@@ -155,7 +155,7 @@ FILES = {  # model, and the model and config of the file that it is to load
 
 @pytest.mark.parametrize("model, other, block, words", FILES.values(), ids=[name.replace(" ", "-") for name in FILES])
 def test_a_file_of_another_tower_or_of_a_head_at_the_other_place(model, other, block, words, tmp_path):
-    kinds.add_configs(tmp_path / "configs")
+    hub_kinds.add_configs(tmp_path / "configs")
     changed = {"pcmepp_cfg": {**GOOD, **block}} if block else {}
     torch.save(open_clip.create_model(other, **changed).state_dict(), tmp_path / "other.pt")
     expected = f"of another place: set pcmepp_cfg.{words}" if block else f"of another architecture: {words}"

@@ -5,7 +5,7 @@ import dataclasses
 import json
 import math
 
-import kinds
+import hub_kinds
 import open_clip
 import pytest
 import torch
@@ -82,9 +82,9 @@ CHANGES = st.lists(
 TOWERS = {  # the kinds, each with places of the branch that it allows
     "vit": {},
     "custom": {"custom_text": True, "text_cfg": {**mini_config()["text_cfg"], "embed_cls": True}},
-    "resnet": {"vision_cfg": {**kinds.RESNET, "layers": [1, 2, 1, 1]}, "image_head": "top"},
-    "timm": {"vision_cfg": kinds.TIMM, "image_head": "top"},
-    "roberta": {"text_cfg": {**kinds.ROBERTA, "context_length": 8}, "text_head": "top"},
+    "resnet": {"vision_cfg": {**hub_kinds.RESNET, "layers": [1, 2, 1, 1]}, "image_head": "top"},
+    "timm": {"vision_cfg": hub_kinds.TIMM, "image_head": "top"},
+    "roberta": {"text_cfg": {**hub_kinds.ROBERTA, "context_length": 8}, "text_head": "top"},
 }
 
 
@@ -107,7 +107,7 @@ def changed(kind, changes) -> dict:
 
 @pytest.fixture(scope="module", autouse=True)
 def served(session_hub, tmp_path_factory):
-    kinds.serve_text_models(session_hub, tmp_path_factory.mktemp("served"))
+    hub_kinds.serve_text_models(session_hub, tmp_path_factory.mktemp("served"))
 
 
 @pytest.mark.parametrize("kind", TOWERS)

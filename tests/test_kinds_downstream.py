@@ -5,7 +5,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import kinds
+import hub_kinds
 import open_clip
 import pytest
 import torch
@@ -46,14 +46,14 @@ def flags(data: str, logs: Path, name: str, *more: str) -> list[str]:
 @pytest.fixture(scope="module")
 def trained(session_hub, tmp_path_factory) -> Trained:
     folder = tmp_path_factory.mktemp("kinds")
-    kinds.add_configs(folder / "configs")
+    hub_kinds.add_configs(folder / "configs")
     session_hub.reset()
-    kinds.serve_text_models(session_hub, folder)
+    hub_kinds.serve_text_models(session_hub, folder)
     data = write_shards(folder / "data", 2, 16)
     assert cli.main(["data", "count", data]) == 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_TOKEN", TOKEN)
-        for name in kinds.NAMES:
+        for name in hub_kinds.NAMES:
             assert train.main(flags(data, folder, name)) == 0, name
             assert cli.main(["push", str(folder / name), f"me/{name}"]) == 0, name
     return Trained(folder, data)
@@ -70,7 +70,7 @@ def gaussians(model, image, text) -> dict[str, torch.Tensor]:
     return {"im": images.mean, "il": images.logvar, "tm": texts.mean, "tl": texts.logvar}
 
 
-@pytest.mark.parametrize("name", kinds.NAMES)
+@pytest.mark.parametrize("name", hub_kinds.NAMES)
 def test_a_run_is_validated(trained, name):
     line = json.loads((trained.folder / name / "checkpoints/results.jsonl").read_text().splitlines()[-1])
     assert line["num_samples"] == 32 and {"image_to_text_R@1", "csd/text_to_image_R@1"} <= line.keys()
@@ -97,25 +97,25 @@ def test_a_fresh_process_loads_every_repo_and_gives_the_same_gaussians(trained, 
     from safetensors.torch import save_file
 
     expected = {}
-    for name in kinds.NAMES:
+    for name in hub_kinds.NAMES:
         image, text = batch(name)
         expected[name] = {**gaussians(trained.model(name), image, text), "text": text}
         save_file({"image": image}, tmp_path / f"{name}.image")
     hub.requests.clear()
-    run_code(FRESH, str(tmp_path), *kinds.NAMES, env={"HF_HOME": str(tmp_path / "new")})
-    for name in kinds.NAMES:
+    run_code(FRESH, str(tmp_path), *hub_kinds.NAMES, env={"HF_HOME": str(tmp_path / "new")})
+    for name in hub_kinds.NAMES:
         found = load_file(tmp_path / f"{name}.out")
         assert found.keys() == expected[name].keys()
         for key, value in found.items():
             torch.testing.assert_close(value, expected[name][key], rtol=0, atol=5e-6)  # rounding differs by process
     asked = {request.path.split("?")[0] for request in hub.requests if request.status == 200}
     weights = {path for path in asked if "safetensors" in path}
-    assert len(weights) == len(kinds.NAMES) and all(path.startswith("/me/") for path in weights)
+    assert len(weights) == len(hub_kinds.NAMES) and all(path.startswith("/me/") for path in weights)
     assert {Path(path).name for path in asked if "/roberta-base/resolve/" in path} == {"config.json"}
     assert not any("SigLIP/" in path for path in asked)
 
 
-@pytest.mark.parametrize("name", kinds.NAMES)
+@pytest.mark.parametrize("name", hub_kinds.NAMES)
 def test_evaluation_of_a_repo(trained, name, hub, tmp_path):
     data = write_retrieval(tmp_path / "drawn", SCENES[:12])
     arguments = ["--model", f"hf-hub:me/{name}", "--retrieval", str(data), "--out", str(tmp_path / "out")]
@@ -124,7 +124,7 @@ def test_evaluation_of_a_repo(trained, name, hub, tmp_path):
     assert results["notes"] == [] and "csd" in json.dumps(results["retrieval"])
 
 
-@pytest.mark.parametrize("name", kinds.NAMES)
+@pytest.mark.parametrize("name", hub_kinds.NAMES)
 def test_convert_gives_the_stock_model(trained, name, tmp_path, capsys):
     target, plain = tmp_path / "plain.safetensors", name.removeprefix("PCMEpp-")
     assert cli.main(["convert", str(trained.checkpoint(name)), str(target)]) == 0
@@ -168,7 +168,7 @@ def test_the_card_describes_the_towers(trained, name, session_hub):
     assert base == (["roberta-base"] if "roberta" in name else None)
 
 
-@pytest.mark.parametrize("name", kinds.NAMES)
+@pytest.mark.parametrize("name", hub_kinds.NAMES)
 def test_a_dry_run(trained, name, tmp_path, capsys):
     start = ["--pretrained", str(trained.checkpoint(name)), "--dry-run", "2"]
     assert train.main(flags(trained.data, tmp_path, name, *start, "--batch-size", "8")) == 0

@@ -17,7 +17,19 @@ WEIGHTS = {"contrastive_weight": 1.5, "match_weight": 2.0, "pp_weight": 0.1, "vi
 WORLDS, ACCUMS = (1, 2, 3, 4), (1, 2, 4)
 
 
+SIGLIP_WEIGHTS = {"contrastive_weight": 0.0, "match_weight": 1.0, "pp_weight": 0.0, "vib_weight": 1e-6}
+
+
 def cases():
+    for case in csd_cases():
+        yield {"siglip": False, **case}
+    for world, accum in ((1, 1), (2, 2), (3, 1), (4, 1)):
+        name = f"siglip-w{world}-k{accum}"
+        case = {"name": name, "world": world, "accum": accum, "distance": "csd", "siglip": True}
+        yield {**case, "weights": SIGLIP_WEIGHTS}
+
+
+def csd_cases():
     for world in WORLDS:
         for accum in ACCUMS:
             name = f"w{world}-k{accum}"
@@ -53,19 +65,22 @@ def results(tmp_path_factory):
 @pytest.fixture(scope="module")
 def slow():
     """Terms and, for given weights, gradients of the whole batch in one process by the slow form."""
-    model, images, texts = build_model()
-    out = model(images, texts)
 
     @functools.cache
-    def terms(distance):
-        return slow_terms(
+    def terms(distance, siglip):
+        model, images, texts = build_model(siglip)
+        out = model(images, texts)
+        found = slow_terms(
             *(out[key] for key in ("image_features", "text_features", "image_logvar", "text_logvar")),
             *(out[key].mean() for key in ("clip_scale", "match_scale", "match_shift")),
             distance=distance,
+            reduction="sum" if siglip else "mean",
         )
+        return model, found
 
-    def gradients(distance, weights):
-        total = sum(w * term for w, term in zip(weights.values(), terms(distance), strict=True))
+    def gradients(distance, siglip, weights):
+        model, found = terms(distance, siglip)
+        total = sum(w * term for w, term in zip(weights.values(), found, strict=True))
         grads = torch.autograd.grad(total, list(model.parameters()), retain_graph=True, materialize_grads=True)
         return dict(zip([name for name, _ in model.named_parameters()], grads, strict=True))
 
@@ -76,15 +91,15 @@ def slow():
 def test_loss_and_gradients_equal_one_process(case, results, slow):
     assert BATCH % (case["world"] * case["accum"]) == 0 and CFG["init_match_scale"] == 2.0
     terms, gradients = slow
-    distance = case["distance"]
+    distance, siglip = case["distance"], case["siglip"]
     got = results[case["name"]]
     names = ("contrastive_loss", "match_loss", "pp_loss", "vib_loss")
-    for name, value, weight in zip(names, terms(distance), case["weights"].values(), strict=True):
+    for name, value, weight in zip(names, terms(distance, siglip)[1], case["weights"].values(), strict=True):
         if weight == 0:
             assert name not in got["terms"]
         else:
             assert got["terms"][name].item() == pytest.approx(weight * value.item(), rel=1e-5), name
-    want = gradients(distance, case["weights"])
+    want = gradients(distance, siglip, case["weights"])
     for name, grad in got["grads"].items():
         error = (grad - want[name]).norm() / want[name].norm().clamp(min=1e-9)
         assert error < 1e-5, f"{name}: {error:.1e}"

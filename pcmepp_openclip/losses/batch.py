@@ -40,7 +40,7 @@ class PairBatch:
         distance: d of the matching logit.
         reduction: of sums over all pairs, "mean" or "sum", see `matching_loss`.
         rank, world_size: the place of this process; every rank has n pairs.
-        with_pseudo_positives: whether pseudo-positives are wanted.
+        with_pseudo_positives, with_contrastive: whether pseudo-positives and InfoNCE are wanted.
     """
 
     images: Gaussian
@@ -53,6 +53,7 @@ class PairBatch:
     rank: int = 0
     world_size: int = 1
     with_pseudo_positives: bool = True
+    with_contrastive: bool = True
 
     def gather(self, x_n: Tensor) -> Tensor:
         """The rows of all ranks, with gradients."""
@@ -89,6 +90,7 @@ class PairBatch:
                 self._true_pairs() if fused else None,
                 self.first,
                 self.reduction,
+                self.with_contrastive,
             )
         )
         return terms if fused else PairTerms(terms.contrastive, *self._matching())

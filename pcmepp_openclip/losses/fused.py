@@ -59,6 +59,9 @@ class PairLosses(torch.autograd.Function):
         true_pairs: see above, or None where pseudo-positives are not wanted.
         first: the column of this rank's first true pair.
         reduction: of the matching loss, see `matching_loss`.
+        with_contrastive: whether InfoNCE is wanted; without it the term is 0, and no softmax is computed.
+
+    Means that need no gradient, as those of frozen towers, spare both products of the backward pass.
     """
 
     @staticmethod
@@ -74,6 +77,7 @@ class PairLosses(torch.autograd.Function):
         true_pairs: TruePairs | None,
         first: int,
         reduction: str,
+        with_contrastive: bool = True,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         n, N = len(v_nD), len(t_ND)
         row_lse_n = v_nD.new_empty(n)
@@ -83,29 +87,31 @@ class PairLosses(torch.autograd.Function):
         for rows in chunks(v_nD, N):
             c = v_nD[rows] @ t_ND.T
             y = _match_logits(c, o_n[rows], o_N, a, b)
-            z = c.mul_(s)
-            new_max_N = torch.maximum(column_max_N, z.amax(dim=0))
             if true_pairs is not None:
                 for is_pseudo in pseudo_positives(y, true_pairs, rows.start + first):
                     extra += (is_pseudo * y).sum()
                     pseudo += is_pseudo.sum()
             match += F.softplus(y).sum()
+            if not with_contrastive:
+                continue
+            z = c.mul_(s)
+            new_max_N = torch.maximum(column_max_N, z.amax(dim=0))
             row_max = z.amax(dim=1, keepdim=True)
             row_lse_n[rows] = torch.sub(z, row_max, out=y).exp_().sum(dim=1).log_() + row_max[:, 0]
             column_sum_N = column_sum_N * (column_max_N - new_max_N).exp_() + z.sub_(new_max_N).exp_().sum(dim=0)
             column_max_N = new_max_N
-        if n != N:
+        if n != N and with_contrastive:
             local_max_N, column_max_N = column_max_N, all_reduce(column_max_N.clone(), "max")
             column_sum_N = all_reduce(column_sum_N * (local_max_N - column_max_N).exp_(), "sum")
         column_lse_N = column_max_N + column_sum_N.log()
 
         own = slice(first, first + n)
         cosine_n = (v_nD * t_ND[own]).sum(dim=1)
-        contrastive = ((row_lse_n + column_lse_N[own]) / 2 - s * cosine_n).mean()
+        contrastive = ((row_lse_n + column_lse_N[own]) / 2 - s * cosine_n).mean() if with_contrastive else s * 0
         scale = N / n / pairs_divisor(N, N, reduction)
         positive = _match_logits(cosine_n, o_n, o_N[own], a, b, outer=False).sum()
         ctx.save_for_backward(v_nD, t_ND, o_n, o_N, s, a, b, row_lse_n, column_lse_N)
-        ctx.first, ctx.scale, ctx.true_pairs = first, scale, true_pairs
+        ctx.first, ctx.scale, ctx.true_pairs, ctx.with_contrastive = first, scale, true_pairs, with_contrastive
         ctx.mark_non_differentiable(pseudo)
         return contrastive, scale * (match - positive), scale * (2 * (match - positive) - extra), pseudo
 
@@ -117,7 +123,8 @@ class PairLosses(torch.autograd.Function):
         g_contrastive = g_contrastive / (2 * n)
         g_match, g_pp = g_match * ctx.scale, g_pp * ctx.scale
         g_sigmoid = g_match + 2 * g_pp
-        dv_nD, dt_ND = torch.empty_like(v_nD), torch.zeros_like(t_ND)
+        wants_dv, wants_dt = ctx.needs_input_grad[:2]
+        dv_nD, dt_ND = torch.empty_like(v_nD) if wants_dv else None, torch.zeros_like(t_ND) if wants_dt else None
         row_sum_n, column_sum_N = torch.empty_like(o_n), torch.zeros_like(o_N)
         ds, dc_match = torch.zeros_like(s), torch.zeros_like(s)
         for rows in chunks(v_nD, N):
@@ -131,16 +138,20 @@ class PairLosses(torch.autograd.Function):
             row_sum_n[rows] = dy.sum(dim=1)
             column_sum_N += dy.sum(dim=0)
             dc_match += torch.dot(dy.flatten(), c.flatten())
-            z = torch.mul(c, s, out=y)
-            dz = (z - row_lse_n[rows, None]).exp_().add_(z.sub_(column_lse_N).exp_())
-            _diagonal(dz, rows.start + first).sub_(2)
-            ds += torch.dot(dz.flatten(), c.flatten())
-            dc = dy.mul_(2 * a).add_(dz.mul_(s * g_contrastive))
-            torch.mm(dc, t_ND, out=dv_nD[rows])
-            dt_ND.addmm_(dc.T, v_nD[rows])
+            dc = dy.mul_(2 * a)
+            if ctx.with_contrastive:
+                z = torch.mul(c, s, out=y)
+                dz = (z - row_lse_n[rows, None]).exp_().add_(z.sub_(column_lse_N).exp_())
+                _diagonal(dz, rows.start + first).sub_(2)
+                ds += torch.dot(dz.flatten(), c.flatten())
+                dc.add_(dz.mul_(s * g_contrastive))
+            if dv_nD is not None:
+                torch.mm(dc, t_ND, out=dv_nD[rows])
+            if dt_ND is not None:
+                dt_ND.addmm_(dc.T, v_nD[rows])
         da = 2 * dc_match - (row_sum_n * o_n).sum() - (column_sum_N * o_N).sum()
         db = row_sum_n.sum()
-        return dv_nD, dt_ND, -a * row_sum_n, -a * column_sum_N, ds * g_contrastive, da, db, None, None, None
+        return dv_nD, dt_ND, -a * row_sum_n, -a * column_sum_N, ds * g_contrastive, da, db, None, None, None, None
 
 
 def chunks(v_nD: Tensor, columns: int) -> Iterator[slice]:

@@ -85,6 +85,7 @@ class PCMEppLoss(nn.Module):
                 rank=self.rank,
                 world_size=self.world_size,
                 with_pseudo_positives=self.weights["pp"] > 0 or self.diagnose,
+                with_contrastive=self.weights["contrastive"] > 0,
             )
             terms = self._terms(batch)
             if self.diagnose:

@@ -1,4 +1,4 @@
-"""What a file's tensors are to a PCME++ model: all of it, a plain model to start from, or neither."""
+"""What a file's tensors are to a PCME++ model: all of it, a plain CLIP to start from, or neither."""
 
 import logging
 from collections.abc import Iterable
@@ -22,18 +22,20 @@ def reconcile_state_dict(model: Any, state_dict: dict) -> dict:
     unknown = [name for name in state_dict if name not in own]
     if len(missing) == len(own):
         raise ValueError("it holds none of the model's tensors: not a CLIP or PCME++ checkpoint.")
+    plain_missing = [name for name in missing if not is_pcmepp_parameter(name)]
+    plain_unknown = [name for name in unknown if not is_pcmepp_parameter(name)]
+    if plain_missing or plain_unknown:
+        raise ValueError(f"it is of another architecture: {_differences(plain_missing, plain_unknown)}.")
+    _check_places(own, state_dict)
     sigma_missing = [name for name in missing if is_pcmepp_parameter(name)]
     sigma_present = [name for name in own if is_pcmepp_parameter(name) and name in state_dict]
-    _check_names(
-        *([name for name in names if not is_pcmepp_parameter(name)] for names in (missing, unknown))
-    )  # before the branch: the place of a branch in another tower says nothing
-    _check_places(own, state_dict)
     if sigma_present and sigma_missing:
         raise ValueError(
             f"it has {len(sigma_present)} tensors of the log-variance branch but lacks {len(sigma_missing)}: "
             f"{', '.join(sigma_missing)}. Use the model config that it was trained with."
         )
-    _check_names([], unknown)
+    if unknown:
+        raise ValueError(f"it is of another architecture: {_differences([], unknown)}.")
     for name, tensor in state_dict.items():
         if tensor.shape != own[name].shape and name not in RESIZED and own[name].numel() != tensor.numel():
             raise ValueError(
@@ -48,15 +50,6 @@ def reconcile_state_dict(model: Any, state_dict: dict) -> dict:
         )
         state_dict = {**state_dict, **{name: own[name] for name in sigma_missing}}
     return state_dict
-
-
-def _check_names(missing: list[str], unknown: list[str]) -> None:
-    """ValueError if a file lacks tensors of the model or has others."""
-    faults = [f"{words} {_some(names)}" for words, names in (("it lacks", missing), ("unknown are", unknown)) if names]
-    if faults:
-        raise ValueError(
-            f"it is of another architecture: {'; '.join(faults)}; use the model config that it was trained with."
-        )
 
 
 def _check_places(own: dict, state_dict: dict) -> None:
@@ -74,6 +67,12 @@ def _place(names: Iterable[str], is_image: bool) -> str | None:
         places[mark] for name in names for mark in places if mark in name and name.startswith("visual.") == is_image
     )
     return next(found, None)
+
+
+def _differences(missing: list[str], unknown: list[str]) -> str:
+    parts = {"it lacks": missing, "unknown are": unknown}
+    found = "; ".join(f"{words} {_some(names)}" for words, names in parts.items() if names)
+    return f"{found}; use the model config that it was trained with"
 
 
 def _some(names: list[str], most: int = 3) -> str:

@@ -233,7 +233,10 @@ def check_places(args: argparse.Namespace) -> None:
 
 def merged_cfg(args: argparse.Namespace) -> dict | None:
     """The `pcmepp_cfg` of the model config, overridden by the flags, or None for a plain model."""
-    config = open_clip.get_model_config(args.model)
+    try:
+        config = open_clip.get_model_config(args.model)
+    except RuntimeError as error:  # there is no such PCME++ model
+        raise ValueError(f"--model {args.model}: {error}") from None
     if config is None and ":" not in args.model:
         hint = did_you_mean(args.model, open_clip.list_models(), "`open_clip.list_models()` lists the models.", count=3)
         raise ValueError(f"--model {args.model}: there is no such model; {hint}")
