@@ -117,6 +117,42 @@ def test_every_kind_passes_and_can_be_built_and_run(kind):
     run(config)
 
 
+REFUSED = {
+    "a trunk of others": ("timm", "timm_model_name", "resnet18", "names another model, 'resnet18'"),
+    "a pooling that it lacks": ("timm", "timm_pool", "rot_attn", "does not go with the other values"),
+    "no projection": ("timm", "timm_proj", "none", r"gives \[192\], not the embed_dim 8: set vision_cfg.timm_proj"),
+    "a size that it lacks": ("timm", "image_size", 7, "does not go with the other values"),
+    "a large image": ("timm", "image_size", 2048, "must be 1 to 1024 pixels"),
+    "three layers": ("resnet", "layers", [1, 1, 1], "must be a whole number, or four of a ResNet"),
+    "no layer": ("resnet", "layers", [1, 0, 1, 1], "layers must be a whole number from 1"),
+    "many layers": ("resnet", "layers", [1, 10**9, 1, 1], "layers must be a whole number from 1"),
+    "a size between": ("resnet", "image_size", 40, "one multiple of 32"),
+    "no patches": ("vit", "patch_size", None, "patch_size must be a whole number"),
+    "a text model of others": ("roberta", "hf_model_name", "evil/x", "names another model, 'evil/x'"),
+    "no text model": ("roberta", "hf_model_name", "", "must name a model"),
+    "a long text": ("roberta", "context_length", 600, "at most 512, not 600"),
+    "a broken pooler": ("roberta", "hf_pooler_type", "max_pooler", "hf_pooler_type must be one of"),
+}
+
+
+@pytest.mark.parametrize("kind, key, value, words", REFUSED.values(), ids=[name.replace(" ", "-") for name in REFUSED])
+def test_what_cannot_be_built_or_is_not_safe_is_refused(kind, key, value, words):
+    block = "text_cfg" if kind == "roberta" else "vision_cfg"
+    config = changed(kind, [((("model_cfg", block), key), value)])
+    with pytest.raises(ConfigRefused, match=words):
+        check_config(config, kind)
+
+
+@pytest.mark.parametrize("name", ["EVA02-E-14-plus", "PE-Core-bigG-14-448", "mt5-xl-ViT-H-14", "ViT-bigG-14"])
+def test_the_largest_models_of_open_clip_pass_where_there_is_memory(name, monkeypatch):
+    config = {"model_cfg": open_clip.get_model_config(f"PCMEpp-{name}")}
+    monkeypatch.setattr("os.sysconf", lambda key: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**24}[key])  # 64 GiB
+    check_config(config, name)
+    monkeypatch.setattr("os.sysconf", lambda key: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**16}[key])
+    with pytest.raises(ConfigRefused, match="GB, and this machine has 0 GB"):
+        check_config(config, name)
+
+
 @given(st.sampled_from([*["vit"] * 4, *TOWERS]), CHANGES)
 def test_a_config_is_refused_in_one_sentence_or_can_be_built_and_run(kind, changes):
     config = changed(kind, changes)

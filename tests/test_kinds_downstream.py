@@ -177,6 +177,21 @@ def test_a_dry_run(trained, name, tmp_path, capsys):
     assert f"{count:,} parameters, {count:,} trained" in out and "gathered per step" in out
 
 
+def test_weights_of_the_trunk_s_own_size_are_resized(trained, tmp_path):
+    name, file = "small-timm", tmp_path / "plain.pt"
+    plain = open_clip.create_model(name)  # open_clip builds the trunk for 384 pixels, whatever the config says
+    torch.save(plain.state_dict(), file)
+    plain.visual.set_input_size(64)
+    for size in ({"force_image_size": 64}, {}):
+        model = open_clip.create_model(f"PCMEpp-{name}", pretrained=str(file), **size)
+        side = size.get("force_image_size", 32)
+        assert (
+            model.visual.image_size == (side, side) and model.encode_image(torch.zeros(1, 3, side, side)).shape[1] == 16
+        )
+        if size:
+            assert torch.equal(model.visual.trunk.pos_embed, plain.visual.trunk.pos_embed)
+
+
 def test_force_custom_text_trains_and_is_part_of_the_record(trained, tmp_path, capsys):
     name = "PCMEpp-small-resnet"
     assert train.main(flags(trained.data, tmp_path, name, "--force-custom-text", "--val-frequency", "0")) == 0
