@@ -20,6 +20,7 @@ from . import results
 NAMES = {  # each a module here with `rows()`
     "flops": "training FLOPs of the models",
     "data": "samples/s and memory of the loader",  # early: its workers are forked, and share what there is
+    "head_only": "epochs of --head-only from cached tokens",
     "startup": "imports and time to the first step",
     "loss": "time and memory of the loss",
     "gather": "bytes that ranks exchange for the loss",

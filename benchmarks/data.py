@@ -46,10 +46,11 @@ def photo(rng: np.random.Generator, side: int) -> bytes:
     return file.getvalue()
 
 
-def write_shards(folder: Path) -> str:
+def write_shards(folder: Path, shards: int = SHARDS, samples: int = SAMPLES) -> str:
+    """Counted shards of that many samples each; their pattern."""
     rng = np.random.default_rng(0)
-    photos = [photo(rng, SIDE) for _ in range(SAMPLES)]
-    for number in range(SHARDS):
+    photos = [photo(rng, SIDE) for _ in range(samples)]
+    for number in range(shards):
         with tarfile.open(folder / f"{number:05d}.tar", "w") as tar:
             for i, image in enumerate(photos):
                 caption = " ".join(rng.choice(WORDS, rng.integers(9, 18)))
@@ -57,15 +58,17 @@ def write_shards(folder: Path) -> str:
                     info = tarfile.TarInfo(f"{number:05d}{i:04d}.{name}")
                     info.size = len(content)
                     tar.addfile(info, io.BytesIO(content))
-    (folder / "sizes.json").write_text(json.dumps({f"{number:05d}.tar": SAMPLES for number in range(SHARDS)}))
-    return f"{folder}/{{00000..{SHARDS - 1:05d}}}.tar"
+    (folder / "sizes.json").write_text(json.dumps({f"{number:05d}.tar": samples for number in range(shards)}))
+    return f"{folder}/{{00000..{shards - 1:05d}}}.tar"
 
 
-def arguments(pattern: str, *flags: str) -> argparse.Namespace:
+def arguments(
+    pattern: str, *flags: str, model: str = MODEL, batch_size: int = BATCH, workers: int = WORKERS
+) -> argparse.Namespace:
     ours = argparse.ArgumentParser()
     data.add_arguments(ours)
-    sizes = ["--batch-size", str(BATCH), "--workers", str(WORKERS)]
-    stock = stock_parse_args(["--train-data", pattern, "--dataset-type", "webdataset", "--model", MODEL, *sizes])
+    sizes = ["--batch-size", str(batch_size), "--workers", str(workers)]
+    stock = stock_parse_args(["--train-data", pattern, "--dataset-type", "webdataset", "--model", model, *sizes])
     stock.world_size, stock.rank, stock.distributed = 1, 0, False
     return argparse.Namespace(**vars(stock), **vars(ours.parse_args(list(flags))))
 

@@ -13,7 +13,8 @@ HEADS = ("split", "top")
 CHOICES = {
     "image_head": HEADS,
     "text_head": HEADS,
-    "match_logit": ("learned", "siglip"),
+    "match_logit": ("learned", "tied", "siglip"),
+    "train_means_by": ("all", "contrastive"),
     "reduction": ("mean", "sum"),
 }
 
@@ -31,9 +32,14 @@ class PCMEppCfg:
             against at most 4), at -10 they start at 0.02 per side.
         image_head, text_head: where the branch of a tower begins: "split", before its last `head_layers` blocks, which
             open_clip's own transformers allow; or "top", at the tokens or the feature map that it pools.
-        match_logit: "learned" for a and b of the matching logit -a d + b as parameters of their own, or "siglip" for
+        match_logit: "learned" for a and b of the matching logit -a d + b as parameters of their own; "tied" for a
+            learned b and 2a = match_ratio * exp(logit_scale), a constant to the gradient; or "siglip" for
             2a = exp(logit_scale) and b = logit_bias + 2a, which is SigLIP's logit where the variances are zero.
+        match_ratio: 2a / exp(logit_scale) where a is tied: between 0 and 1, where the variance says nothing.
         init_match_scale, init_match_shift: initial values of a and b where they are learned.
+        train_means_by: the terms of the loss that train the means: "all", as in the paper, or "contrastive": then
+            every other term sees the means, and what the branches read, as constants, and the means are those of
+            plain CLIP.
         distance: d of the matching logit, a name in `DISTANCES`.
         reduction: reduction of the matching loss, "mean" or "sum", see `matching_loss`.
         weights: weights of the loss terms by key, in JSON as `contrastive_weight`, `match_weight`, `pp_weight`,
@@ -45,6 +51,8 @@ class PCMEppCfg:
     image_head: str = "split"
     text_head: str = "split"
     match_logit: str = "learned"
+    match_ratio: float = 0.5
+    train_means_by: str = "all"
     init_match_scale: float = 1.0
     init_match_shift: float = 1.0
     distance: str = "csd"
@@ -56,7 +64,9 @@ class PCMEppCfg:
             raise ValueError(
                 f"pcmepp_cfg.head_layers must be a whole number of at least 1, not {self.head_layers!r:.40}."
             )
-        numbers = {name: getattr(self, name) for name in ("init_match_scale", "init_match_shift")} | self.weights
+        numbers = {
+            name: getattr(self, name) for name in ("init_match_scale", "init_match_shift", "match_ratio")
+        } | self.weights
         if self.init_logvar_bias is not None:
             numbers["init_logvar_bias"] = self.init_logvar_bias
         for key, value in numbers.items():
@@ -68,6 +78,13 @@ class PCMEppCfg:
             raise ValueError("pcmepp_cfg gives every loss term a weight of 0, so there is nothing to train.")
         if self.init_match_scale <= 0:
             raise ValueError(f"pcmepp_cfg.init_match_scale must be positive, not {self.init_match_scale!r:.40}.")
+        if not 0 < self.match_ratio < 1:
+            raise ValueError(f"pcmepp_cfg.match_ratio must be between 0 and 1, not {self.match_ratio!r:.40}.")
+        if self.train_means_by == "contrastive" and not loss_weights(self.weights)["contrastive"]:
+            raise ValueError(
+                "pcmepp_cfg.train_means_by 'contrastive' needs a contrastive_weight above 0, since nothing else would "
+                "train the means."
+            )
         for key, choices in CHOICES.items():
             if getattr(self, key) not in choices:
                 either = " or ".join(map(repr, choices))

@@ -15,7 +15,7 @@ PRIVATE = {  # a new flag of open_clip's, or of ours, is a decision: it goes her
     # places and people
     *("logs", "name", "resume", "cache_dir", "train_data", "train_data_sizes", "val_data", "imagenet_val"),
     *("imagenet_v2", "remote_sync", "push_to_hub", "hub_branch", "hub_license", "hub_private", "hub_tag"),
-    *("wandb_notes", "wandb_project_name", "csv_img_key", "csv_caption_key", "csv_separator"),
+    *("cache_tokens", "wandb_notes", "wandb_project_name", "csv_img_key", "csv_caption_key", "csv_separator"),
     # the machine, and how the run was watched
     *("device", "dist_backend", "dist_url", "no_set_device_rank", "remote_sync_frequency", "remote_sync_protocol"),
     *("report_to", "debug", "copy_codebase", "log_local", "log_every_n_steps", "trace", "dry_run"),

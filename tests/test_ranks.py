@@ -13,6 +13,8 @@ import torch
 from rank_worker import BATCH, CFG, build_model
 from slow import slow_terms
 
+from pcmepp_openclip.models.pcmepp import is_pcmepp_parameter
+
 WEIGHTS = {"contrastive_weight": 1.5, "match_weight": 2.0, "pp_weight": 0.1, "vib_weight": 1e-2}
 WORLDS, ACCUMS = (1, 2, 3, 4), (1, 2, 4)
 
@@ -22,11 +24,16 @@ SIGLIP_WEIGHTS = {"contrastive_weight": 0.0, "match_weight": 1.0, "pp_weight": 0
 
 def cases():
     for case in csd_cases():
-        yield {"siglip": False, **case}
-    for world, accum in ((1, 1), (2, 2), (3, 1), (4, 1)):
-        name = f"siglip-w{world}-k{accum}"
-        case = {"name": name, "world": world, "accum": accum, "distance": "csd", "siglip": True}
-        yield {**case, "weights": SIGLIP_WEIGHTS}
+        yield {"form": "paper", **case}
+    for form, weights, distance in (
+        ("siglip", SIGLIP_WEIGHTS, "csd"),
+        ("decoupled", WEIGHTS, "csd"),
+        ("decoupled", WEIGHTS, "wasserstein"),
+    ):
+        for world, accum in ((1, 1), (2, 2), (3, 1), (4, 1)):
+            name = f"{form}-{distance}-w{world}-k{accum}"
+            case = {"name": name, "world": world, "accum": accum, "distance": distance, "form": form}
+            yield {**case, "weights": weights}
 
 
 def csd_cases():
@@ -67,22 +74,27 @@ def slow():
     """Terms and, for given weights, gradients of the whole batch in one process by the slow form."""
 
     @functools.cache
-    def terms(distance, siglip):
-        model, images, texts = build_model(siglip)
+    def terms(distance, form):
+        model, images, texts = build_model(form)
         out = model(images, texts)
         found = slow_terms(
             *(out[key] for key in ("image_features", "text_features", "image_logvar", "text_logvar")),
             *(out[key].mean() for key in ("clip_scale", "match_scale", "match_shift")),
             distance=distance,
-            reduction="sum" if siglip else "mean",
+            reduction=model.pcmepp_cfg.reduction,
         )
         return model, found
 
-    def gradients(distance, siglip, weights):
-        model, found = terms(distance, siglip)
-        total = sum(w * term for w, term in zip(weights.values(), found, strict=True))
-        grads = torch.autograd.grad(total, list(model.parameters()), retain_graph=True, materialize_grads=True)
-        return dict(zip([name for name, _ in model.named_parameters()], grads, strict=True))
+    def gradients(distance, form, weights):
+        model, found = terms(distance, form)
+        weighted = [w * term for w, term in zip(weights.values(), found, strict=True)]
+        names = [name for name, _ in model.named_parameters()]
+        options = {"retain_graph": True, "materialize_grads": True}
+        grads = dict(zip(names, torch.autograd.grad(sum(weighted), list(model.parameters()), **options), strict=True))
+        if form == "decoupled":  # the towers and the logit scale learn from InfoNCE alone
+            alone = dict(zip(names, torch.autograd.grad(weighted[0], list(model.parameters()), **options), strict=True))
+            grads |= {name: grad for name, grad in alone.items() if not is_pcmepp_parameter(name)}
+        return grads
 
     return terms, gradients
 
@@ -91,15 +103,15 @@ def slow():
 def test_loss_and_gradients_equal_one_process(case, results, slow):
     assert BATCH % (case["world"] * case["accum"]) == 0 and CFG["init_match_scale"] == 2.0
     terms, gradients = slow
-    distance, siglip = case["distance"], case["siglip"]
+    distance, form = case["distance"], case["form"]
     got = results[case["name"]]
     names = ("contrastive_loss", "match_loss", "pp_loss", "vib_loss")
-    for name, value, weight in zip(names, terms(distance, siglip)[1], case["weights"].values(), strict=True):
+    for name, value, weight in zip(names, terms(distance, form)[1], case["weights"].values(), strict=True):
         if weight == 0:
             assert name not in got["terms"]
         else:
             assert got["terms"][name].item() == pytest.approx(weight * value.item(), rel=1e-5), name
-    want = gradients(distance, siglip, case["weights"])
+    want = gradients(distance, form, case["weights"])
     for name, grad in got["grads"].items():
         error = (grad - want[name]).norm() / want[name].norm().clamp(min=1e-9)
         assert error < 1e-5, f"{name}: {error:.1e}"

@@ -16,6 +16,6 @@
 from ..system.redact import printable
 from .arguments import DataFlags, add_arguments
 from .build import get_data
-from .spec import DataSpec, resolve, summarize
+from .spec import DataSpec, check_counted, resolve, summarize
 
-__all__ = ["DataFlags", "DataSpec", "add_arguments", "get_data", "printable", "resolve", "summarize"]
+__all__ = ["DataFlags", "DataSpec", "add_arguments", "check_counted", "get_data", "printable", "resolve", "summarize"]

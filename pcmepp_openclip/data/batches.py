@@ -182,23 +182,14 @@ class Lane:
             attempt += 1
 
     def _decode(self, sample: Sample) -> Tensor | None:
-        spec, image, cause = self._spec, None, defects.UNFIT_IMAGE
+        spec, image, cause = self._spec, None, ""
         identity = (sample.reread, sample.visit, sample.shard, sample.key)
         if identity in self._undecodable:  # it stood in for another before
             return None
         try:
-            options: dict[str, Any] = {
-                "at_least": spec.at_least,
-                "max_pixels": spec.max_pixels,
-                "upright": spec.upright,
-            }
-            image = spec.transform(decode_image(sample.image, **options))
-            if spec.normalization is not None:
-                image = to_tensor(image, spec.normalization)
+            image = to_pixels(sample.image, spec)
         except BadImage as error:
             cause = error.cause
-        except Exception:  # a transform that cannot take this image, such as one of a single row
-            pass
         if image is None:
             self._undecodable.add(identity)
             self.tally.note(sample.source, cause, int(not sample.reread), f"{label(sample.shard)} {shown(sample.key)}")
@@ -212,6 +203,16 @@ class Lane:
 def _total(shards: list[Shard]) -> int:
     """The samples of all shards; without counts, more than any buffer holds."""
     return sum(shard.size.samples if shard.size else sys.maxsize for shard in shards)
+
+
+def to_pixels(data: bytes, spec: LoaderSpec) -> Tensor:
+    """An image file to what the model takes, [3, H, W]. Raises BadImage with the cause."""
+    image = decode_image(data, at_least=spec.at_least, max_pixels=spec.max_pixels, upright=spec.upright)
+    try:
+        image = spec.transform(image)
+        return image if spec.normalization is None else to_tensor(image, spec.normalization)
+    except Exception:  # a transform that cannot take this image, such as one of a single row
+        raise BadImage(defects.UNFIT_IMAGE) from None
 
 
 def to_tensor(image: Any, normalization: tuple[Tensor, Tensor]) -> Tensor:
@@ -282,13 +283,14 @@ class WorkerBatches(IterableDataset):
             tally = Tally()
             for opened in lanes.values():
                 tally.add(opened.tally)
-            yield Failure(_nothing_usable(self._spec.names, error, tally))
+            yield Failure(nothing_usable(self._spec.names, error, tally))
         finally:
             for opened in lanes.values():
                 opened.close()
 
 
-def _nothing_usable(names: tuple[str, ...], error: NothingUsable, tally: Tally) -> str:
+def nothing_usable(names: tuple[str, ...], error: NothingUsable, tally: Tally) -> str:
+    """Why a run must stop whose source has no usable sample in many shards, in one sentence."""
     name = names[error.source]
     found = ", ".join(
         f"{cause} (first: {where})" for (source, cause), where in tally.first.items() if source == error.source

@@ -21,12 +21,15 @@ def get_data(
     preprocess_fns: Any,
     epoch: int = 0,
     tokenizer: Any = None,
+    make_train: Callable[..., Any] | None = None,
 ) -> dict[str, Any]:
     """open_clip's `get_data`, with webdataset shards for training read by this package.
 
     Arguments:
         stock: `open_clip_train.data.get_data`, for everything else.
         spec: the training data, and the original text of arguments that are redacted in `args`.
+        make_train: called with (preprocess_fns, epoch, tokenizer) for the training data, if these are shards that are
+            not to be read in every epoch.
     """
     rest = copy.copy(args)
     rest.train_data, rest.val_data = spec.flags.train_data, spec.flags.val_data
@@ -35,7 +38,11 @@ def get_data(
     ours = {}
     if spec.sources:
         rest.train_data = None
-        ours["train"] = train_data(spec, preprocess_fns[0], epoch, tokenizer, rank=args.rank, ranks=args.world_size)
+        if make_train is not None:
+            ours["train"] = make_train(preprocess_fns, epoch, tokenizer)
+        else:
+            where = {"rank": args.rank, "ranks": args.world_size}
+            ours["train"] = train_data(spec, preprocess_fns[0], epoch, tokenizer, **where)
     return {**ours, **stock(rest, preprocess_fns, epoch=epoch, tokenizer=tokenizer)}
 
 

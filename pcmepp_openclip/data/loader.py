@@ -174,12 +174,7 @@ class Loader:
                     )
 
     def _judge(self, tally: Tally, enough: int) -> None:
-        if tally.bad_share > self._max_bad and tally.met >= enough:
-            raise ValueError(
-                f"--train-data: {100 * tally.bad_share:.1f} % of the samples are unusable, more than "
-                f"--train-data-max-bad-fraction {self._max_bad:g} allows: "
-                f"{'; '.join(tally.lines(list(self._spec.names))[1:])}."
-            )
+        tally.judge(list(self._spec.names), self._max_bad, enough)
 
     def _summarise(self, epoch: int, tally: Tally) -> None:
         self.last, ranks = self._gather(tally)

@@ -68,6 +68,13 @@ def resolve(flags: DataFlags, *, ranks: int = 1, check: bool = False) -> DataSpe
     return spec
 
 
+def check_counted(spec: DataSpec, flag: str) -> None:
+    """ValueError if a source was not counted, which `flag` needs."""
+    for source, sizes in zip(spec.sources, spec.sizes, strict=True):
+        if sizes is None:
+            raise ValueError(f"{flag} needs counts, which source '{source.name}' lacks: run `{count_command(source)}`.")
+
+
 def _given_sizes(text: str | None, sources: list[Source]) -> dict[str, str]:
     given = {}
     for part in text.split(",") if text else ():

@@ -59,6 +59,14 @@ class Tally:
         """The fraction of unusable samples among all samples read."""
         return sum(self.lost.values()) / max(1, self.met)
 
+    def judge(self, names: list[str], most: float, enough: int) -> None:
+        """ValueError if a larger fraction than `most` is unusable, once `enough` samples were met."""
+        if self.bad_share > most and self.met >= enough:
+            raise ValueError(
+                f"--train-data: {100 * self.bad_share:.1f} % of the samples are unusable, more than "
+                f"--train-data-max-bad-fraction {most:g} allows: {'; '.join(self.lines(names)[1:])}."
+            )
+
     def shares(self, names: list[str]) -> dict[str, float]:
         """The realised mix: the share of each source in the samples delivered."""
         total = max(1, sum(self.used.values()))

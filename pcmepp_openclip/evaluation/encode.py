@@ -7,7 +7,6 @@ same on any number of them; they must share the folder. A plain CLIP gives point
 import contextlib
 import datetime
 import hashlib
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -28,6 +27,7 @@ from ..data.decode import BadImage, decode_image
 from ..gaussian import Gaussian
 from ..models.pcmepp import ProbabilisticModel
 from ..system.files import save_tensors
+from ..system.tensors import fingerprint
 from .samples import ImageRef
 
 CHUNK = 512
@@ -179,15 +179,6 @@ class _Images(Dataset):
         except BadImage as error:
             # Left out, it would change the numbers without a word.
             raise ValueError(f"An image of {place.file} (at byte {place.offset}) cannot be read: {error}.") from None
-
-
-def fingerprint(state_dict: dict[str, Tensor], facts: Any) -> str:
-    """A name for these weights, by content."""
-    found = hashlib.sha256(json.dumps(facts).encode())
-    for name, tensor in state_dict.items():
-        found.update(f"{name}{list(tensor.shape)}{tensor.dtype}".encode())
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
 
 
 @contextlib.contextmanager

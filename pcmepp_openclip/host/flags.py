@@ -21,7 +21,7 @@ from .trainer import params
 READ = (  # the flags of open_clip that are read here
     *("model", "pretrained", "precision", "device", "opt", "eps", "warmup", "seed", "report_to", "workers"),
     *("force_quick_gelu", "force_custom_text", "force_patch_dropout", "force_image_size", "force_context_length"),
-    *("lock_image", "lock_image_unlocked_groups", "lock_text", "lock_text_unlocked_layers"),
+    *("lock_image", "lock_image_unlocked_groups", "lock_text", "lock_text_unlocked_layers", "pretrained_image"),
     *("siglip", "distill_model", "horovod", "batch_size", "accum_freq", "epochs", "log_every_n_steps"),
     *("train_data", "val_data", "imagenet_val", "imagenet_v2", "dataset_type", "dataset_resampled"),
     *("train_num_samples", "val_frequency", "logs", "name", "resume"),
@@ -142,6 +142,7 @@ class PlannedRun:
     model: str
     pretrained: str
     pcmepp_cfg: dict | None
+    cache_tokens: str | None
     resume: str | None
     logs: str
     name: str | None
@@ -199,6 +200,18 @@ def check_for_pcmepp(args: Namespace) -> None:
         args.eps = 1e-8  # open_clip passes None on, which some of timm's optimizers stumble over
 
 
+def check_for_head_only(args: Namespace) -> None:
+    """ValueError for flags that would thaw a part of the towers."""
+    for flag, on in {"--lock-image": args.lock_image, "--lock-text": args.lock_text}.items():
+        if on:
+            raise ValueError(f"--head-only freezes both towers: drop {flag}.")
+
+
+def starts_random(args: Namespace) -> bool:
+    """Whether the run starts with random weights. --resume is by now the checkpoint that was found."""
+    return not (args.pretrained or args.pretrained_image or args.resume or ":" in args.model)
+
+
 def model_config(args: Namespace) -> dict:
     """The config of --model with the flags that change it."""
     config = open_clip.get_model_config(args.model)
@@ -229,8 +242,18 @@ def model_without_weights(args: Namespace) -> Any:
             pretrained_text=False,
             **({} if args.pcmepp_cfg is None else {"pcmepp_cfg": args.pcmepp_cfg}),
         )
+    if args.head_only:
+        model.freeze_towers()
     if args.lock_image:
         model.lock_image_tower(args.lock_image_unlocked_groups)
     if args.lock_text:
         model.lock_text_tower(args.lock_text_unlocked_layers)
     return model
+
+
+def empty_batch(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """An image and a text of the full length, on the device "meta" like such a model."""
+    size, dtype = model.visual.image_size, next(model.visual.parameters()).dtype
+    height, width = size if isinstance(size, (tuple, list)) else (size, size)
+    image = torch.empty(1, 3, height, width, device="meta", dtype=dtype)
+    return image, torch.empty(1, model.context_length, device="meta", dtype=torch.int64)

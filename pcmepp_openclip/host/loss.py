@@ -16,4 +16,4 @@ def create_loss(args: Any, pcmepp_cfg: dict) -> PCMEppLoss:
     if args.horovod:
         raise ValueError("PCMEppLoss works with torch.distributed: drop --horovod and start by torchrun or srun.")
     cfg = PCMEppCfg.parse(pcmepp_cfg)
-    return PCMEppLoss(args.rank, args.world_size, cfg.distance, cfg.reduction, **cfg.weights)
+    return PCMEppLoss(args.rank, args.world_size, cfg.distance, cfg.reduction, cfg.train_means_by, **cfg.weights)

@@ -143,6 +143,7 @@ USED = (  # as they are
     *(Name("open_clip.CLIP", name, "lock towers") for name in ("lock_image_tower", "lock_text_tower")),
     *(Name("open_clip.CLIP", name, "encode") for name in ("forward_intermediates", "set_grad_checkpointing")),
     *(Name("open_clip.transformer.VisionTransformer", name, "encode images") for name in ("_embeds", "_pool")),
+    Name("open_clip", "get_input_dtype", "compute in the precision of a run"),
     *(Name("open_clip.transformer.TextTransformer", x, "encode texts") for x in ("_embeds", "_build_additive_mask")),
     Name("open_clip.timm_model", "TimmModel", "encode images"),
     Name("open_clip.modified_resnet", "ModifiedResNet", "encode images"),
@@ -158,6 +159,7 @@ USED_IN_TRAINING = (
     Name("open_clip_train.params", "parse_args", "read the flags"),
     Name("open_clip_train.logger", "setup_logging", "log"),
     Name("open_clip_train.distributed", "world_info_from_env", "know the rank"),
+    Name("open_clip_train.precision", "get_autocast", "compute in the precision of a run"),
 )
 USED_BY_DATA = tuple(Name("open_clip_train.data", name, "hand over data") for name in ("DataInfo", "SharedEpoch"))
 

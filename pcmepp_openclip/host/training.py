@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import open_clip
+import torch
 from open_clip.tokenizer import HFTokenizer
 from torch import nn
 
@@ -21,7 +22,7 @@ from . import flags, registration, seams
 from .calls import VALIDATION, EpochCall, ValidationCall, metrics_of, stock_evaluate
 from .data import bounded
 from .parallel import ddp_class, innermost, load_optimizer
-from .trainer import logger, main, world_info_from_env
+from .trainer import get_autocast, logger, main, world_info_from_env
 
 __all__ = ["innermost", "metrics_of", "run_main", "stock_evaluate", "stock_get_data", "world_info_from_env"]
 
@@ -58,11 +59,18 @@ def run_main(
 
     Arguments:
         begin: called once, when the ranks and the run folder are set up, before anything is built.
-        get_data: a function with the signature of open_clip's.
+        get_data: a function with the arguments of open_clip's, and `model`, before it is wrapped.
         passes: number of forward passes with gradients per step. Only the last one reduces gradients; 1 reduces them
             in every pass, as open_clip does.
     """
     return _Main(args, begin, get_data).run(argv, passes)
+
+
+def computing(args: Namespace) -> dict[str, Any]:
+    """How `main` computes with these arguments, once it has set up the device: device, autocast, dtype of images."""
+    device = torch.device(args.device)
+    autocast = get_autocast(args.precision, device_type=device.type)
+    return {"device": device, "autocast": autocast, "dtype": open_clip.get_input_dtype(args.precision)}
 
 
 class _Main:
@@ -74,11 +82,12 @@ class _Main:
     def __init__(self, args: Namespace, begin: Callable[[flags.RunSettings], Hooks], get_data: Callable):
         self.keep_latest, self.args = args.save_most_recent, copy.copy(args)
         self.args.save_most_recent = False
-        self.begin, self.stock_data = begin, get_data
+        self.begin, self.make_data = begin, get_data
         self.ledger = seams.Ledger()
         self.resumes_latest = args.resume == "latest"
         self.start_epoch: int | None = None  # of the checkpoint that the run was resumed from
         self.data: dict = {}
+        self.model: Any = None  # before `main` wraps it
         self.saves = False
         self._hooks: Hooks | None = None
 
@@ -163,7 +172,22 @@ class _Main:
         pretrained = args[0] if args else kwargs.get("pretrained")
         for seam, times in _library_seams(model_name, model, pretrained):
             registration.LEDGER.expect(seam, since=before, times=times)
+        if model_name == self.args.model:
+            self.model = model
+            if self.args.head_only:
+                self._freeze_towers()
         return model, for_training, bounded(for_validation)
+
+    def _freeze_towers(self) -> None:
+        self.model.freeze_towers()
+        if self.args.rank == 0:
+            trained = sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+            logging.info("Head only: both towers are frozen, %d parameters are trained.", trained)
+            if flags.starts_random(self.args):
+                logging.warning(
+                    "Head only: the frozen towers have random weights, which are never trained: give --pretrained, "
+                    "or --resume a run."
+                )
 
     def pt_load(self, path: str, map_location: Any = None) -> dict:
         checkpoint = self.hooks.load_checkpoint(path)
@@ -179,7 +203,7 @@ class _Main:
 
     def get_data(self, *args: Any, **kwargs: Any) -> dict:
         self._expect("create_model_and_transforms", "get_tokenizer")
-        self.data = self.stock_data(*args, **kwargs)
+        self.data = self.make_data(*args, model=self.model, **kwargs)
         self.hooks.check_data(self.data)
         return self.data
 

@@ -35,6 +35,8 @@ class PairBatch:
 
     Arguments:
         images, texts: the Gaussians of this rank, [n, D]; image i and text i are a pair.
+        trained_means: the means of both for InfoNCE, if it alone trains them: those of `images` and `texts` are then
+            constants. None where all terms train the means.
         clip_scale: the scale of InfoNCE's logits, a 0-d tensor.
         match_scale, match_shift: a and b of the matching logit -a d + b, 0-d tensors.
         distance: d of the matching logit.
@@ -54,6 +56,7 @@ class PairBatch:
     world_size: int = 1
     with_pseudo_positives: bool = True
     with_contrastive: bool = True
+    trained_means: tuple[Tensor, Tensor] | None = None
 
     def gather(self, x_n: Tensor) -> Tensor:
         """The rows of all ranks, with gradients."""
@@ -80,10 +83,13 @@ class PairBatch:
         offset = CSD().factors(self.images, self.texts)
         assert offset.column_M is not None
         fused = type(self.distance) is CSD
+        image_means, text_means = self.images.mean, self.all_text_means
+        if self.trained_means is not None:
+            image_means, text_means = self.trained_means[0], self.gather(self.trained_means[1])
         terms = PairTerms(
             *PairLosses.apply(
-                self.images.mean,
-                self.all_text_means,
+                image_means,
+                text_means,
                 offset.row_N,
                 self.gather(offset.column_M),
                 *(self.clip_scale, self.match_scale, self.match_shift),
@@ -91,6 +97,7 @@ class PairBatch:
                 self.first,
                 self.reduction,
                 self.with_contrastive,
+                self.trained_means is not None,
             )
         )
         return terms if fused else PairTerms(terms.contrastive, *self._matching())

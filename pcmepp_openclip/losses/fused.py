@@ -60,6 +60,7 @@ class PairLosses(torch.autograd.Function):
         first: the column of this rank's first true pair.
         reduction: of the matching loss, see `matching_loss`.
         with_contrastive: whether InfoNCE is wanted; without it the term is 0, and no softmax is computed.
+        constant_means: whether the other terms see the means as constants, so that InfoNCE alone trains them.
 
     Means that need no gradient, as those of frozen towers, spare both products of the backward pass.
     """
@@ -78,6 +79,7 @@ class PairLosses(torch.autograd.Function):
         first: int,
         reduction: str,
         with_contrastive: bool = True,
+        constant_means: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         n, N = len(v_nD), len(t_ND)
         row_lse_n = v_nD.new_empty(n)
@@ -111,7 +113,8 @@ class PairLosses(torch.autograd.Function):
         scale = N / n / pairs_divisor(N, N, reduction)
         positive = _match_logits(cosine_n, o_n, o_N[own], a, b, outer=False).sum()
         ctx.save_for_backward(v_nD, t_ND, o_n, o_N, s, a, b, row_lse_n, column_lse_N)
-        ctx.first, ctx.scale, ctx.true_pairs, ctx.with_contrastive = first, scale, true_pairs, with_contrastive
+        ctx.first, ctx.scale, ctx.true_pairs = first, scale, true_pairs
+        ctx.with_contrastive, ctx.constant_means = with_contrastive, constant_means
         ctx.mark_non_differentiable(pseudo)
         return contrastive, scale * (match - positive), scale * (2 * (match - positive) - extra), pseudo
 
@@ -138,7 +141,7 @@ class PairLosses(torch.autograd.Function):
             row_sum_n[rows] = dy.sum(dim=1)
             column_sum_N += dy.sum(dim=0)
             dc_match += torch.dot(dy.flatten(), c.flatten())
-            dc = dy.mul_(2 * a)
+            dc = dy.zero_() if ctx.constant_means else dy.mul_(2 * a)
             if ctx.with_contrastive:
                 z = torch.mul(c, s, out=y)
                 dz = (z - row_lse_n[rows, None]).exp_().add_(z.sub_(column_lse_N).exp_())
@@ -151,7 +154,7 @@ class PairLosses(torch.autograd.Function):
                 dt_ND.addmm_(dc.T, v_nD[rows])
         da = 2 * dc_match - (row_sum_n * o_n).sum() - (column_sum_N * o_N).sum()
         db = row_sum_n.sum()
-        return dv_nD, dt_ND, -a * row_sum_n, -a * column_sum_N, ds * g_contrastive, da, db, None, None, None, None
+        return dv_nD, dt_ND, -a * row_sum_n, -a * column_sum_N, ds * g_contrastive, da, db, *[None] * 5
 
 
 def chunks(v_nD: Tensor, columns: int) -> Iterator[slice]:

@@ -27,6 +27,7 @@ class PCMEppLoss(nn.Module):
         rank, world_size: the place of this process; every rank must have the same batch size.
         distance: the name of the distance in the matching logit, see `DISTANCES`. CSD is the paper's, and fast.
         reduction: of the matching and pseudo-positive terms, "mean" or "sum", see `matching_loss`.
+        train_means_by: "all" terms, or "contrastive" for InfoNCE alone: then the others see the means as constants.
         weights: `contrastive_weight`, `match_weight`, `pp_weight`, `vib_weight`, and that of every other term in
             `LOSSES`; 0 switches a term off. The defaults are those of `LOSSES`.
 
@@ -42,13 +43,20 @@ class PCMEppLoss(nn.Module):
     """
 
     def __init__(
-        self, rank: int = 0, world_size: int = 1, distance: str = "csd", reduction: str = "mean", **weights: float
+        self,
+        rank: int = 0,
+        world_size: int = 1,
+        distance: str = "csd",
+        reduction: str = "mean",
+        train_means_by: str = "all",
+        **weights: float,
     ):
         super().__init__()
         pairs_divisor(1, 1, reduction)
         self.rank, self.world_size = rank, world_size
         self.weights = loss_weights(weights)
         self.distance, self.reduction = get_distance(distance), reduction
+        self.constant_means = train_means_by == "contrastive"
         self.diagnose = False
         self.diagnostics: dict[str, Tensor] = {}
 
@@ -74,9 +82,14 @@ class PCMEppLoss(nn.Module):
             clip_scale, match_scale, match_shift: the scale of InfoNCE's logits, a and b, one value per sample, [n].
         """
         with full_precision(image_features):
+            image_means, text_means = image_features.float(), text_features.float()
+            trained_means = None
+            if self.constant_means:
+                trained_means = image_means, text_means
+                image_means, text_means = image_means.detach(), text_means.detach()
             batch = PairBatch(
-                images=Gaussian(image_features.float(), image_logvar.float()),
-                texts=Gaussian(text_features.float(), text_logvar.float()),
+                images=Gaussian(image_means, image_logvar.float()),
+                texts=Gaussian(text_means, text_logvar.float()),
                 clip_scale=clip_scale.float().mean(),
                 match_scale=match_scale.float().mean(),
                 match_shift=match_shift.float().mean(),
@@ -86,6 +99,7 @@ class PCMEppLoss(nn.Module):
                 world_size=self.world_size,
                 with_pseudo_positives=self.weights["pp"] > 0 or self.diagnose,
                 with_contrastive=self.weights["contrastive"] > 0,
+                trained_means=trained_means,
             )
             terms = self._terms(batch)
             if self.diagnose:

@@ -33,7 +33,8 @@ class ProbabilisticModel(nn.Module):
         negative_scale [1]: a of the matching logit -a d + b. A distance must count against a match, so what
             is used is max(a, 0.01), with the gradient passed straight through: the raw value may drift below
             but is never stuck there. See `match_scale`.
-        shift [1]: b of the matching logit, free in sign. Neither exists where `match_logit` is "siglip".
+        shift [1]: b of the matching logit, free in sign. Only this one exists where `match_logit` is "tied", and
+            neither where it is "siglip".
         The branches, see `is_pcmepp_parameter`: split off, `uncertainty_transformer.*`, a projection and, unless
             `init_logvar_bias` is null, a bias; on top, `uncertainty_head.*`.
 
@@ -92,6 +93,7 @@ class ProbabilisticModel(nn.Module):
                 branch.build(embed_dim)
         if cfg.match_logit == "learned":
             self.negative_scale = nn.Parameter(torch.full((1,), float(cfg.init_match_scale)))
+        if cfg.match_logit != "siglip":
             self.shift = nn.Parameter(torch.full((1,), float(cfg.init_match_shift)))
 
     @property
@@ -107,6 +109,8 @@ class ProbabilisticModel(nn.Module):
         """a of the matching logit, [1], fp32, at least `MIN_MATCH_SCALE`."""
         if self.pcmepp_cfg.match_logit == "siglip":
             return self.logit_scale.float().exp().reshape(1) / 2
+        if self.pcmepp_cfg.match_logit == "tied":
+            return self.pcmepp_cfg.match_ratio * self.logit_scale.detach().float().exp().reshape(1) / 2
         a = self.negative_scale.float()
         return a + (a.clamp(min=MIN_MATCH_SCALE) - a).detach()
 
@@ -147,6 +151,8 @@ class ProbabilisticModel(nn.Module):
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.head_only):
             tokens = branch.tokens(batch)
             mean_ND = F.normalize(branch.mean(tokens), dim=-1)
+        if self.pcmepp_cfg.train_means_by == "contrastive":  # nothing of the tower learns from its log-variances
+            tokens = tokens._replace(x_NLC=tokens.x_NLC.detach())
         return Gaussian(mean_ND, branch.logvar(tokens))
 
     def forward(self, image: Tensor | CachedTokens | None = None, text: Tensor | CachedTokens | None = None) -> Any:

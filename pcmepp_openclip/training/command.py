@@ -17,20 +17,22 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import open_clip
 
-from .. import data
+from .. import cache, data
 from ..config import PCMEppCfg
 from ..distances import DISTANCES
 from ..host import flags, never_ask, training
-from ..losses.terms import LOSSES, WEIGHT
+from ..losses.terms import LOSSES, WEIGHT, loss_weights
 from ..runs import record
 from ..system import files
 from ..system.processes import end_children
 from ..system.redact import redact_args
 from ..system.text import did_you_mean
 from . import push
+from .caching import cached_data
 from .coordination import EXIT_STOPPED, Stopped
 from .dry_run import dry_run
 from .hooks import TrainingHooks
@@ -39,6 +41,9 @@ from .validation import evaluate
 OVERRIDES = {  # flag: (key of pcmepp_cfg, type, help)
     "--distance": ("distance", str, f"distance d in the matching logit -a d + b: {', '.join(DISTANCES)}"),
     "--reduction": ("reduction", str, "reduction of the matching loss: 'mean', or 'sum' divided by the batch size"),
+    "--match-logit": ("match_logit", str, "a and b in the matching logit -a d + b: 'learned', 'tied' or 'siglip'"),
+    "--match-ratio": ("match_ratio", float, "2a / exp(logit_scale) with --match-logit tied, between 0 and 1"),
+    "--train-means-by": ("train_means_by", str, "loss terms that train the means: 'all' or 'contrastive'"),
     "--init-match-scale": ("init_match_scale", float, "initial value of a in the matching logit -a d + b"),
     "--init-match-shift": ("init_match_shift", float, "initial value of b in the matching logit -a d + b"),
     "--init-logvar-bias": ("init_logvar_bias", float, "initial value of the bias on the log-variances"),
@@ -86,6 +91,18 @@ def own_parser() -> argparse.ArgumentParser:
         metavar="RANKS",
         help="check the flags and the data and print what a run on RANKS ranks would do, without training",
     )
+    group = parser.add_argument_group("training of the log-variance branch alone")
+    group.add_argument(
+        "--head-only",
+        action="store_true",
+        help="freeze both towers, and train the log-variance branch and a and b of the matching logit only",
+    )
+    group.add_argument(
+        "--cache-tokens",
+        metavar="DIR",
+        help="with --head-only: compute the output of the frozen towers once, without augmentations, keep it in DIR, "
+        "and train on that",
+    )
     data.add_arguments(parser)
     push.add_arguments(parser)
     group = parser.add_argument_group("checkpoints and time-outs")
@@ -131,6 +148,7 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> tuple[argparse.Namespac
     check_minutes(own)
     args.pcmepp_cfg = merged_cfg(args)
     data_flags = data.DataFlags.from_args(args, redact_args(args))
+    check_head_only(args, data_flags)
     _, args.rank, args.world_size = training.world_info_from_env()
     args.world_size = args.dry_run or args.world_size
     if args.rank == 0:
@@ -143,7 +161,11 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> tuple[argparse.Namespac
         check_places(args)
         if not args.dry_run and args.logs.lower() != "none":
             files.check_folder(Path(args.logs), "--logs")
+        if not args.dry_run and args.cache_tokens:
+            files.check_folder(Path(args.cache_tokens), "--cache-tokens")
     spec = data.resolve(data_flags, ranks=args.world_size, check=args.rank == 0)
+    if args.cache_tokens:
+        data.check_counted(spec, "--cache-tokens")
     if args.rank == 0:
         target = push.target_of(own, args.logs)
         if not args.dry_run:
@@ -179,6 +201,14 @@ def run(args: argparse.Namespace, spec: data.DataSpec, rest: list[str]) -> int:
         if pushing is not None:
             pushing.finish(seconds, hurry)
 
+    def get_data(args: argparse.Namespace, preprocess_fns: Any, epoch: int, tokenizer: Any, model: Any) -> dict:
+        make_train = None
+        if args.cache_tokens:
+            assert loop is not None
+            towers = cache.Towers(model, tower_config(args), args.precision, **training.computing(args))
+            make_train = functools.partial(cached_data, loop, Path(args.cache_tokens), spec, towers)
+        return data.get_data(training.stock_get_data, spec, args, preprocess_fns, epoch, tokenizer, make_train)
+
     others = multiprocessing.active_children()
     try:
         try:
@@ -186,7 +216,7 @@ def run(args: argparse.Namespace, spec: data.DataSpec, rest: list[str]) -> int:
                 rest,
                 args,
                 begin,
-                get_data=functools.partial(data.get_data, training.stock_get_data, spec),
+                get_data=get_data,
                 passes=args.accum_freq if probabilistic else 1,
             )
             if code == 0 and loop is not None and loop.complete:
@@ -218,6 +248,33 @@ def check_minutes(own: argparse.Namespace) -> None:
         if not (minutes > 0 or (zero and minutes == 0)):
             flag = name.replace("_", "-")
             raise ValueError(f"--{flag} must be {'at least' if zero else 'more than'} 0, not {minutes:g}.")
+
+
+def check_head_only(args: argparse.Namespace, data_flags: data.DataFlags) -> None:
+    """ValueError if --head-only or --cache-tokens cannot be used with the other flags."""
+    if args.cache_tokens is not None and not args.head_only:
+        raise ValueError("--cache-tokens needs --head-only: only frozen towers give the same tokens in every epoch.")
+    if not args.head_only:
+        return
+    if args.pcmepp_cfg is None:
+        raise ValueError(f"--head-only trains a log-variance branch, which {args.model} lacks: choose a PCMEpp model.")
+    flags.check_for_head_only(args)
+    weights = loss_weights(PCMEppCfg.parse(args.pcmepp_cfg).weights)
+    if not any(weight for name, weight in weights.items() if name != "contrastive"):
+        raise ValueError("--head-only has nothing to train: InfoNCE depends on the means only; raise --match-weight.")
+    if args.cache_tokens is None:
+        return
+    if not data_flags.reads_shards:
+        raise ValueError("--cache-tokens needs shards: give them by --train-data and --dataset-type webdataset.")
+    if data_flags.dataset_resampled:
+        raise ValueError("--cache-tokens holds every sample once: drop --dataset-resampled.")
+
+
+def tower_config(args: argparse.Namespace) -> dict:
+    """The config of the model without what only the loss and the start of the log-variance branch depend on."""
+    free = {key for key, *_ in overrides().values()}
+    block = {key: value for key, value in args.pcmepp_cfg.items() if key not in free}
+    return {**flags.model_config(args), "pcmepp_cfg": block}
 
 
 def check_places(args: argparse.Namespace) -> None:

@@ -113,6 +113,10 @@ class RankCoordinator:
     def stop_file(self) -> Path:
         return self.folder / "stop"
 
+    def ask_stop(self) -> None:
+        """Pass a request to stop on to ranks that received no signal."""
+        self.stop_file.touch()
+
     def after_step(self) -> tuple[bool, bool]:
         """(stop, save), the same on every rank. Must be called on every rank after every step."""
         self.countdown -= 1
@@ -143,7 +147,7 @@ class RankCoordinator:
         if self.group is None:
             return True
         try:
-            self.stop_file.touch()  # for ranks that received no signal
+            self.ask_stop()
             dist.monitored_barrier(self.group, timeout=ALL_WAIT_TIMEOUT)
         except (OSError, RuntimeError):
             return False

@@ -8,9 +8,9 @@ from typing import Any
 
 import open_clip
 
-from .. import data
+from .. import cache, data
 from ..host import weights
-from ..host.flags import PlannedRun, model_without_weights, planned_run
+from ..host.flags import PlannedRun, empty_batch, model_without_weights, planned_run
 from ..host.towers import embedding_dim
 from ..runs import checkpoints
 
@@ -51,6 +51,8 @@ def describe(args: Any, spec: data.DataSpec) -> Iterator[tuple[str, str]]:
     for name, share in sources:
         yield f"  of {name}", f"{seen * share:,.0f} ({100 * share:.1f} %)"
     yield "checkpoint size", f"about {(parameters + 2 * trained) * 4 / 1e9:.2f} GB"
+    if run.cache_tokens is not None:
+        yield "token cache", _cache(Path(run.cache_tokens), model, sum(total or 0 for total in spec.totals))
     if run.pcmepp_cfg is not None and run.world_size > 1:
         dim = embedding_dim(model)
         floats = global_batch * (dim + 3)  # means and offsets of texts, and two floats per column of the softmax
@@ -97,6 +99,16 @@ def _samples(run: PlannedRun, spec: data.DataSpec) -> tuple[int, list[tuple[str,
             f"The length of an epoch is not known for --dataset-type {run.dataset_type}: give --train-num-samples."
         )
     return run.train_num_samples, []
+
+
+def _cache(folder: Path, model: Any, samples: int) -> str:
+    image, text = empty_batch(model)
+    footprint = cache.footprint_of(model.cache_image(image), model.cache_text(text))
+    images, texts = (cache.readable_size(samples * count) for count in footprint)
+    size = f"{folder}: {images} for images and at most {texts} for texts"
+    if cache.exists(folder):
+        return f"{size}, some of it written already"
+    return f"{size}; {cache.readable_size(cache.check_room(folder, samples * footprint.total))} are free"
 
 
 def _output(run: PlannedRun) -> str:

@@ -23,13 +23,17 @@ CFG = {
     "init_match_scale": 2.0,
     "init_match_shift": 3.0,
 }
-SIGLIP = {"match_logit": "siglip", "reduction": "sum"}
+FORMS = {  # what differs from CFG
+    "paper": {},
+    "siglip": {"match_logit": "siglip", "reduction": "sum"},
+    "decoupled": {"train_means_by": "contrastive", "match_logit": "tied", "match_ratio": 0.4},
+}
 
 
-def build_model(siglip=False):
+def build_model(form="paper"):
     torch.manual_seed(0)
-    more = {"init_logit_bias": -5.0, "pcmepp_cfg": {**CFG, **SIGLIP}} if siglip else {"pcmepp_cfg": CFG}
-    model = open_clip.create_model("PCMEpp-tiny", output_dict=True, **more)
+    bias = {"init_logit_bias": -5.0} if form == "siglip" else {}
+    model = open_clip.create_model("PCMEpp-tiny", output_dict=True, pcmepp_cfg={**CFG, **FORMS[form]}, **bias)
     g = torch.Generator().manual_seed(1)
     images = torch.randn(BATCH, 3, 32, 32, generator=g)
     texts = torch.randint(1, 49406, (BATCH, 12), generator=g)
@@ -66,7 +70,7 @@ def one_step(case, rank, folder):
     world, accum = case["world"], case["accum"]
     if world > 1:
         dist.init_process_group("gloo", f"file://{folder}/store-{case['name']}", rank=rank, world_size=world)
-    model, images, texts = build_model(case["siglip"])
+    model, images, texts = build_model(case["form"])
     wrapped, reduced = model, []
     if world > 1:
         wrapped = ddp_class(passes=accum)(model, device_ids=["cpu"])
@@ -79,7 +83,8 @@ def one_step(case, rank, folder):
     args = Namespace(device="cpu", precision="fp32", distill=False, accum_freq=accum, skip_scheduler=True)
     args.horovod, args.grad_clip_norm, args.wandb, args.log_every_n_steps = False, None, False, 100
     args.rank, args.world_size, args.batch_size = rank, world, size
-    loss = Seen(pp.PCMEppLoss(rank, world, case["distance"], model.pcmepp_cfg.reduction, **case["weights"]))
+    cfg = model.pcmepp_cfg
+    loss = Seen(pp.PCMEppLoss(rank, world, case["distance"], cfg.reduction, cfg.train_means_by, **case["weights"]))
     optimizer = Capture(model.parameters(), lr=0.0)
     stock_train_one_epoch(wrapped, data, loss, 0, optimizer, None, None, None, args)
     if rank == 0:

@@ -1,0 +1,160 @@
+"""The loader that the training loop iterates over, if it is fed from a cache.
+
+An epoch is a permutation of all samples by seed and epoch. Step i of all ranks takes the i-th part of it, and each rank
+its share of that; the last part continues at the beginning of the permutation. So what was seen after some steps is a
+beginning of the permutation, whatever the number of ranks and the batch size: an epoch can be continued with others.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from ..data.batches import Failure
+from ..data.plan import seed_for
+from ..models.cached import CachedTokens
+from .rows import Rows
+
+KIND = "cache"  # of the state in a checkpoint; other loaders have other kinds
+
+
+class Rest(NamedTuple):
+    """The part that is left of an epoch that was begun before a restart.
+
+    Arguments:
+        seed: that its permutation follows from.
+        first: the index of its first batch.
+        seen: samples of the permutation before that batch, over all ranks.
+    """
+
+    epoch: int
+    seed: int
+    first: int
+    seen: int
+
+
+class EpochPlan:
+    """Which samples each batch of a rank's epoch consists of: iterating yields their numbers, from the first batch on.
+
+    Arguments:
+        count: samples that there are.
+        per_epoch: samples per epoch, over all ranks, before the last batch is filled.
+        position: the epoch, and the batch that it begins with.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        per_epoch: int,
+        batch_size: int,
+        rank: int,
+        world_size: int,
+        seed: int,
+        position: Callable[[], tuple[int, int]],
+    ):
+        self.count, self.per_epoch, self.position = count, per_epoch, position
+        self.per_step = batch_size * world_size
+        self.batches = -(-per_epoch // self.per_step)
+        self._batch_size, self._rank, self._seed = batch_size, rank, seed
+        self._begun: Rest | None = None
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epoch, first_batch = self.position()
+        rest = self.rest_of(epoch)
+        order = permutation(self.count, rest.seed, epoch)
+        for index in range(first_batch, self.batches):
+            begin = rest.seen + (index - rest.first) * self.per_step + self._rank * self._batch_size
+            yield order.take(range(begin, begin + self._batch_size), mode="wrap").tolist()
+
+    def rest_of(self, epoch: int) -> Rest:
+        """What is left of an epoch: all of it, unless it was begun before a restart."""
+        return self._begun if self._begun and self._begun.epoch == epoch else Rest(epoch, self._seed, 0, 0)
+
+    def go_on(self, epoch: int, seed: int, seen: int, multiple_of: int) -> tuple[int, str]:
+        """Continue an epoch with that seed, of which so many samples were seen: the first batch, and how."""
+        first, more = divmod(seen, self.per_step)
+        how = "with the samples that were left"
+        if more or first % multiple_of:
+            left = max(0, self.per_epoch - seen)
+            first = max(0, self.batches - -(-left // self.per_step)) // multiple_of * multiple_of
+            again = (self.batches - first) * self.per_step - left
+            how = f"with the {left} samples that were left, dealt out anew; {again} are seen again"
+        self._begun = Rest(epoch, seed, first, seen)
+        return first, how
+
+
+class CacheLoader:
+    """Batches of cached tokens, (images, texts). `num_batches` and `num_samples` are what open_clip's loop asks for.
+
+    Arguments:
+        rows: the samples.
+        contents: a digest of which samples they are.
+    """
+
+    def __init__(self, rows: Rows, contents: str, plan: EpochPlan, workers: int):
+        self._contents, self._plan = contents, plan
+        self.num_batches, self.num_samples = plan.batches, plan.batches * plan.per_step
+        self._loader: DataLoader = DataLoader(
+            _Batches(rows),
+            batch_size=None,
+            sampler=plan,  # a batch is asked for by its samples, so the order is the same for any workers
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            collate_fn=_as_it_is,
+            generator=torch.Generator(),  # leave the training process's random numbers alone
+        )
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+    def __iter__(self) -> Iterator[tuple[CachedTokens, CachedTokens]]:
+        for batch in self._loader:
+            if isinstance(batch, Failure):
+                raise ValueError(batch.message)
+            yield batch
+
+    def state(self, batches: int) -> dict[str, Any]:
+        """What `resume` needs to continue after `batches` batches of this epoch, in plain types for a checkpoint."""
+        rest = self._plan.rest_of(self._plan.position()[0])
+        seen = rest.seen + (batches - rest.first) * self._plan.per_step
+        return {"kind": KIND, "contents": self._contents, "seed": rest.seed, "seen": seen}
+
+    def resume(self, epoch: int, state: dict[str, Any] | None, multiple_of: int = 1) -> tuple[int | None, str]:
+        """Continue an epoch where a loader with that state left off; see `data.loader.Loader.resume`."""
+        if state is None or state["kind"] != KIND:
+            return None, "its checkpoint does not say which samples of the cache were seen"
+        if state["contents"] != self._contents:
+            return None, "the cache does not hold the same samples"
+        return self._plan.go_on(epoch, state["seed"], state["seen"], multiple_of)
+
+
+def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
+    """The numbers below `count` in a random order. It sorts raw random bits, since numpy promises that these stay the
+    same in all of its versions, which it does not for its own permutations."""
+    bits = np.random.PCG64(seed_for("cache", seed, epoch)).random_raw(count)
+    return np.argsort(bits, kind="stable")
+
+
+def contents_of(identity: str, counts: Sequence[int]) -> str:
+    """A digest of which samples a cache holds."""
+    return hashlib.sha256(repr((identity, list(counts))).encode()).hexdigest()[:32]
+
+
+class _Batches(Dataset):
+    """Batches by the numbers of their samples: what runs in a worker."""
+
+    def __init__(self, rows: Rows):
+        self.rows = rows
+
+    def __getitem__(self, numbers: list[int]) -> tuple[CachedTokens, CachedTokens] | Failure:
+        try:
+            return self.rows[numbers]
+        except ValueError as error:  # which would arrive as the traceback of a worker
+            return Failure(str(error))
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,61 @@
+"""The training data of a run from a cache of its frozen towers' output, which is filled before the first epoch."""
+
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from .. import cache, data
+from .coordination import START_UP_TIMEOUT, Stopped
+from .hooks import TrainingHooks
+from .waits import StopAsked
+
+
+class RunningRanks:
+    """The ranks of a run as the first pass sees them: they agree by the run's own coordinator."""
+
+    def __init__(self, hooks: TrainingHooks):
+        self.rank, self.world_size = hooks.settings.rank, hooks.settings.world_size
+        self._coordinator, self._batches = hooks.coordinator, hooks.batches
+
+    def gather(self, item: Any) -> list[Any]:
+        return self._coordinator.gather(item)
+
+    def stop_asked(self) -> bool:
+        return self._coordinator.stop_asked
+
+    def pass_on_stop(self) -> None:
+        self._coordinator.ask_stop()
+
+    def wait_for(self, batches: Iterable[Any]) -> Iterator[Any]:
+        limit = START_UP_TIMEOUT.total_seconds()
+        try:
+            yield from self._batches.of(batches, "a batch of samples to cache", first=limit, later=limit, patience=0.0)
+        except StopAsked:
+            return
+
+
+def cached_data(
+    hooks: TrainingHooks,
+    folder: Path,
+    spec: data.DataSpec,
+    towers: cache.Towers,
+    preprocess_fns: Any,
+    epoch: int,
+    tokenizer: Any,
+) -> Any:
+    """What `cache.train_data` returns; a request to stop during the first pass ends the run as one between steps does.
+
+    Arguments:
+        preprocess_fns: of training and of validation.
+    """
+    ranks = RunningRanks(hooks)
+    try:
+        return cache.train_data(folder, spec, towers, preprocess_fns[1], epoch, tokenizer, ranks)
+    except cache.Interrupted:
+        logging.info("Cache: stopped before all tokens were computed; what is complete is kept.")
+        hooks.coordinator.mark("stopped", "while tokens were cached")
+        hooks.coordinator.gather(None)
+        raise Stopped(
+            "Stopped on request while tokens were cached; start again with --resume latest to continue."
+        ) from None
