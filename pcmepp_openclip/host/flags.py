@@ -241,22 +241,26 @@ def model_config(args: Namespace) -> dict:
     for flag, key in (("force_quick_gelu", "quick_gelu"), ("force_custom_text", "custom_text")):
         if getattr(args, flag):
             config[key] = True
+    if args.force_context_length and config["text_cfg"].get("hf_model_name"):
+        config["text_cfg"]["context_length"] = args.force_context_length  # such a tower does not know its own
     return config
 
 
 def model_without_weights(args: Namespace) -> Any:
     """The model of these flags on the device "meta", which takes no memory."""
-    model = open_clip.create_model(
-        args.model,
-        precision=args.precision,
-        device="meta",
-        force_quick_gelu=args.force_quick_gelu,
-        force_patch_dropout=args.force_patch_dropout,
-        force_image_size=args.force_image_size,
-        force_context_length=args.force_context_length,
-        pretrained_text=False,
-        **({} if args.pcmepp_cfg is None else {"pcmepp_cfg": args.pcmepp_cfg}),
-    )
+    with torch.device("meta"):
+        model = open_clip.create_model(
+            args.model,
+            precision=args.precision,
+            device="meta",
+            force_quick_gelu=args.force_quick_gelu,
+            force_custom_text=args.force_custom_text,
+            force_patch_dropout=args.force_patch_dropout,
+            force_image_size=args.force_image_size,
+            force_context_length=args.force_context_length,
+            pretrained_text=False,
+            **({} if args.pcmepp_cfg is None else {"pcmepp_cfg": args.pcmepp_cfg}),
+        )
     if args.head_only:
         model.freeze_towers()
     if args.lock_image:

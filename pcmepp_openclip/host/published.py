@@ -30,7 +30,8 @@ MODEL_NAMES = ("opt", "model", "pretrained", "distill_pretrained")  # whose valu
 
 # Flags that determine the parameters: a run cannot be resumed with another value.
 FIXED = (
-    *("model", "opt", "siglip", "head_only", "lora", "force_quick_gelu", "force_image_size", "force_context_length"),
+    *("model", "opt", "siglip", "head_only", "lora", "match_logit"),
+    *("force_quick_gelu", "force_custom_text", "force_image_size", "force_context_length"),
     *("lock_image", "lock_image_unlocked_groups", "lock_text", "lock_text_unlocked_layers"),
 )
 # Flags that only matter at the start of a run.

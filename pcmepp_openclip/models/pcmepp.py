@@ -84,6 +84,7 @@ class ProbabilisticModel(nn.Module):
         built: dict[str, Any] = {"quick_gelu": quick_gelu, "cast_dtype": cast_dtype}
         super().__init__(embed_dim, vision_cfg, text_cfg, **built, **clip_kwargs)
         host.check_parts(self)
+        host.fit_image_size(self)
         self.pcmepp_cfg, self.embed_dim = cfg, embed_dim
         new_blocks = {"image": (host.image_blocks, vision_cfg), "text": (host.text_blocks, text_cfg)}
         for name, branch in (("image", self.image_branch), ("text", self.text_branch)):

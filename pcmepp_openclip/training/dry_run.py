@@ -12,7 +12,6 @@ from .. import cache, data
 from ..host import weights
 from ..host.flags import PlannedRun, empty_batch, model_without_weights, planned_run
 from ..host.towers import embedding_dim
-from ..models import state_dict
 from ..models.lora import lora_state_dict
 from ..runs import checkpoints
 
@@ -79,9 +78,9 @@ def _start(run: PlannedRun, model: Any) -> str:
     if not run.pretrained:
         return "random"
     if Path(run.pretrained).is_file():
-        if run.pcmepp_cfg is not None:
+        if run.pcmepp_cfg is not None and not run.pretrained.endswith(weights.BIG_VISION):
             try:
-                state_dict.reconcile_state_dict(model, weights.read_state_dict(run.pretrained))
+                weights.fitting(model, run.pretrained)
             except ValueError as error:
                 raise ValueError(f"--pretrained {run.pretrained}: {error}") from error
         return f"from the file {run.pretrained}"
