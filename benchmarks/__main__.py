@@ -22,8 +22,8 @@ MODELS, WHAT_MODELS = "models", "every model of open_clip's; a command of its ow
 NAMES = {  # each a module here with `rows()`
     "flops": "training FLOPs of the models",
     "data": "samples/s and memory of the loader",  # early: its workers are forked, and share what there is
-    "head_only": "epochs of --head-only from cached tokens",
     "startup": "imports and time to the first step",
+    "head_only": "epochs of --head-only from cached tokens",
     "loss": "time and memory of the loss",
     "gather": "bytes that ranks exchange for the loss",
     "checkpoint": "saving and verified loading",

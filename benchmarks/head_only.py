@@ -20,7 +20,7 @@ import pcmepp_openclip
 from pcmepp_openclip import cache, data
 
 from .data import arguments, write_shards
-from .measure import Row, row
+from .measure import Row, one_thread, row
 
 MODEL = "PCMEpp-ViT-B-32"
 SHARDS, SAMPLES, BATCH, WORKERS = 2, 48, 32, 1
@@ -75,10 +75,11 @@ def rows() -> Iterator[Row]:
             first = repeat * CACHED_EPOCHS
             pairs = [(ours, cached, range(first, first + CACHED_EPOCHS)), (theirs, computed, range(repeat, repeat + 1))]
             for rates, train, epochs in pairs if repeat % 2 else reversed(pairs):
-                if repeat:
-                    rates.append(rate(train, step, epochs))
-                else:  # the workers are started
-                    rate(train, lambda images, texts: None, epochs)
+                with one_thread():
+                    if repeat:
+                        rates.append(rate(train, step, epochs))
+                    else:  # the workers are started
+                        rate(train, lambda images, texts: None, epochs)
         what = f"ViT-B-32, --head-only, epoch from --cache-tokens against computed towers, batches of {BATCH}"
         note = f"{size / 1000:.0f} kB per sample on disk"
         yield row(what, ours, theirs, "samples/s", 10.0, least=True, note=note)

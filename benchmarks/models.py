@@ -1,6 +1,6 @@
 """Every model of open_clip's as a PCME++ model: does it build and train, and is its mean the plain model's embedding?
 
-python -m benchmarks models                         all of them; about 15 minutes on one core
+python -m benchmarks models                         all of them; about 20 minutes on one core
 python -m benchmarks models RN50 ViT-B-16-SigLIP    some of them
 python -m benchmarks models --page docs/models.md   with the table written into a page
 

@@ -52,6 +52,26 @@ def test_the_tags_and_the_preprocessing_are_the_stock_model_s(name):
         assert (f"PCMEpp-{name}", tag) not in open_clip.list_pretrained()
 
 
+def test_a_tag_downloads_the_stock_model_s_weights(hub, tmp_path, monkeypatch):
+    """By the real client, from a repo in the layout of those that open_clip's tags name."""
+    from safetensors.torch import save_file
+
+    torch.manual_seed(9)
+    stock = open_clip.create_model("resnet")
+    save_file(stock.state_dict(), tmp_path / "open_clip_model.safetensors")
+    hub.add("timm/small_resnet.openai", {"open_clip_model.safetensors": tmp_path / "open_clip_model.safetensors"})
+    tag = {"hf_hub": "timm/small_resnet.openai/", "mean": (0.1, 0.2, 0.3), "std": (0.5, 0.5, 0.5)}
+    monkeypatch.setitem(open_clip.pretrained._PRETRAINED, "resnet", {"openai": tag})
+    first, _, transform = open_clip.create_model_and_transforms("PCMEpp-resnet", pretrained="openai")
+    second, preprocess = open_clip.create_model_from_pretrained("PCMEpp-resnet", "openai")
+    for model in (first, second):
+        state = model.state_dict()
+        assert all(torch.equal(state[name], value) for name, value in stock.state_dict().items())
+    assert "mean=(0.1, 0.2, 0.3)" in repr(transform) and "mean=(0.1, 0.2, 0.3)" in repr(preprocess)
+    tokenizer = open_clip.get_tokenizer("PCMEpp-resnet")
+    assert torch.equal(tokenizer(["a dog"]), open_clip.get_tokenizer("resnet")(["a dog"]))
+
+
 def test_every_name_of_open_clip_has_a_config_or_one_sentence():
     import pcmepp_openclip
 
