@@ -58,7 +58,7 @@ def task_table(result: TaskResult) -> pd.DataFrame:
     frame = metric_frame([result])
     frame = frame[frame.samples == ""]
     labels = (frame.direction + "_" + frame["name"]).str.strip("_")
-    return _pivot(labels, frame.distance.replace("", "accuracy"), frame.value)
+    return _pivot(labels, frame.distance.replace("", "accuracy"), _cells(frame))
 
 
 def uncertainty_table(result: TaskResult, samples: str) -> pd.DataFrame:
@@ -67,13 +67,24 @@ def uncertainty_table(result: TaskResult, samples: str) -> pd.DataFrame:
     frame = metric_frame([result])
     frame = frame[frame.samples == samples]
     labels = (frame.group + " " + frame["name"]).str.strip()
-    table = _pivot(labels, frame.hit.replace("", "all samples"), frame.value)
+    table = _pivot(labels, frame.hit.replace("", "all samples"), _cells(frame))
     return table[sorted(table.columns, key=lambda column: column != "all samples")]
 
 
-def _pivot(labels: pd.Series, columns: pd.Series, values: pd.Series) -> pd.DataFrame:
-    """Values as text, by label and column, in the order in which these first occur."""
-    cells = pd.DataFrame({"label": labels, "column": columns, "cell": values.map(_number)})
+def _cells(frame: pd.DataFrame) -> pd.Series:
+    """The values as text, with their intervals."""
+    columns = zip(frame.value, frame.low.astype(float), frame.high.astype(float), strict=True)
+    return pd.Series([_with_interval(*cell) for cell in columns], frame.index, dtype=str)
+
+
+def _with_interval(value: float, low: float, high: float) -> str:
+    text = _number(value)
+    return f"{text} ({_number(low)} to {_number(high)})" if math.isfinite(low) and math.isfinite(high) else text
+
+
+def _pivot(labels: pd.Series, columns: pd.Series, texts: pd.Series) -> pd.DataFrame:
+    """Texts by label and column, in the order in which these first occur."""
+    cells = pd.DataFrame({"label": labels, "column": columns, "cell": texts})
     table = cells.pivot(index="label", columns="column", values="cell").fillna("")
     return table.loc[labels.unique(), columns.unique()].rename_axis(index=None, columns=None)
 

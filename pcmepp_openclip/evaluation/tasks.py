@@ -18,6 +18,7 @@ from ..gaussian import Gaussian
 from . import coco, uncertainty
 from .datasets import Captioned, Labelled
 from .encode import Encoder
+from .levels import levels
 from .metric import Metric, as_dict
 from .retrieval import Ranking, confidence, rankings, retrieval_metrics
 from .zeroshot import predict, weighted, zeroshot
@@ -200,6 +201,7 @@ def _hits(encoded: CaptionedGaussians | LabelledGaussians) -> Iterator[Metric]:
             yield Metric("calibration_error", error, samples=query.samples, hit=label)
             if encoded.probabilistic:
                 yield from uncertainty.against_hits(query.uncertainty, hit, query.samples, label)
+                yield from levels(query.uncertainty, hit, query.samples, label)
 
 
 def _facts(encoded: CaptionedGaussians | LabelledGaussians) -> Iterator[Metric]:
