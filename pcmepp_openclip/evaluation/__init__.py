@@ -2,6 +2,6 @@
 
 In the order of a run: `command`; `datasets` and `samples` (what is in a folder); `encode` (images and texts to
 Gaussians); `tasks` (which evaluators run on what); the evaluators `retrieval`, `coco`, `zeroshot` with `bprw`, and
-`uncertainty` with `levels`, which take Gaussians and know no files; `metric` (their result); `pages` (tables and the
-report).
+`uncertainty` with `levels` and `failure`, which take Gaussians and know no files; `metric` (their result); `pages`
+(tables and the report).
 """

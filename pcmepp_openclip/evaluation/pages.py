@@ -65,7 +65,7 @@ def uncertainty_table(result: TaskResult, samples: str) -> pd.DataFrame:
     """The metrics about the uncertainty of the images or the captions: one column per kind of hit, and a first column
     for those that have to do with none."""
     frame = metric_frame([result])
-    frame = frame[frame.samples == samples]
+    frame = frame[(frame.samples == samples) & (frame.score == "")]
     labels = (frame.group + " " + frame["name"]).str.strip()
     table = _pivot(labels, frame.hit.replace("", "all samples"), _cells(frame))
     return table[sorted(table.columns, key=lambda column: column != "all samples")]
@@ -162,7 +162,7 @@ def _reliability(query: QueryResults) -> Any:
     figure, axes = plots.new(x="confidence", y="hits")
     axes.plot([0, 1], [0, 1], color=plots.INK, linewidth=0.8, linestyle=":")
     for (name, hit), colour in zip(query.hits.items(), COLOURS, strict=False):
-        found, _ = uncertainty.reliability(query.confidence, hit)
+        found, _ = uncertainty.reliability(query.confidences["max_softmax"], hit)
         axes.plot([x for x, _, _ in found], [y for _, y, _ in found], "o-", label=name, color=colour)
     axes.legend(frameon=False, labelcolor=plots.INK)
     return figure

@@ -272,10 +272,3 @@ def invert(matches: Matches, count: int) -> list[list[int]]:
         for j in items:
             inverse[j].append(i)
     return inverse
-
-
-def confidence(query: Gaussian, gallery: Gaussian, scale: float, chunk: int = CHUNK) -> Tensor:
-    """The probability that the softmax over the gallery, by the cosine times `scale`, gives to its first item, [N]."""
-    step = max(1, chunk // len(gallery.mean))
-    logits = (scale * part @ gallery.mean.T for part in query.mean.split(step))
-    return torch.cat([part.softmax(dim=1).amax(dim=1) for part in logits])

@@ -18,9 +18,10 @@ from ..gaussian import Gaussian
 from . import coco, uncertainty
 from .datasets import Captioned, Labelled
 from .encode import Encoder
+from .failure import confidences, failure
 from .levels import levels
 from .metric import Metric, as_dict
-from .retrieval import Ranking, confidence, rankings, retrieval_metrics
+from .retrieval import Ranking, rankings, retrieval_metrics
 from .zeroshot import predict, weighted, zeroshot
 
 STANDARD_PROMPT = "a photo of a {c}."
@@ -34,13 +35,14 @@ class QueryResults:
         samples: "images" or "captions".
         uncertainty: [N].
         hits: [N] of 0 and 1, by what counts as a hit, such as "csd_R@1".
-        confidence: the softmax's probability of the first answer, [N].
+        confidences: what a model without uncertainties would go by, [N] each, see `failure.confidences`; of captions
+            also their length in words, `caption_length`.
     """
 
     samples: str
     uncertainty: Tensor
     hits: dict[str, Tensor]
-    confidence: Tensor
+    confidences: dict[str, Tensor]
 
 
 @dataclass
@@ -127,7 +129,9 @@ def evaluate_retrieval(encoder: Encoder, name: str, data: Captioned, rank: int =
             if ranking.samples == samples and ranking.distance in ("cosine", encoder.distance)
             for label, hit in ranking.hits.items()
         }
-        sure = confidence(query, gallery, encoder.scale)
+        sure = confidences(query.mean, gallery.mean, encoder.scale)
+        if samples == "captions":
+            sure["caption_length"] = torch.tensor([float(len(caption.split())) for caption in data.captions])
         queries.append(QueryResults(samples, query.uncertainty, hits, sure))
     eccv_caption = None if data.coco_captions is None else coco.load_eccv_caption()
     if data.coco_captions is not None and encoder.probabilistic:
@@ -155,7 +159,7 @@ def evaluate_zeroshot(
     one_prompt = templates.index(STANDARD_PROMPT) if STANDARD_PROMPT in templates else 0
     classifier = weighted(prompts_CTD, torch.ones(shape[:2]))
     hit = (predict(images.mean, classifier)[:, 0] == torch.tensor(data.labels)).float()
-    sure = confidence(images, Gaussian(classifier, classifier), encoder.scale)
+    sure = confidences(images.mean, classifier, encoder.scale)
     queries = [QueryResults("images", images.uncertainty, {"accuracy": hit}, sure)]
     encoded = LabelledGaussians(data, images, prompts_CTD, one_prompt, known, encoder.probabilistic, queries)
     metrics = [metric for evaluate in ZEROSHOT_EVALUATORS.values() for metric in evaluate(encoded)]
@@ -197,11 +201,14 @@ def _zeroshot(encoded: LabelledGaussians) -> Iterator[Metric]:
 def _hits(encoded: CaptionedGaussians | LabelledGaussians) -> Iterator[Metric]:
     for query in encoded.queries:
         for label, hit in query.hits.items():
-            error = uncertainty.reliability(query.confidence, hit)[1]
+            error = uncertainty.reliability(query.confidences["max_softmax"], hit)[1]
             yield Metric("calibration_error", error, samples=query.samples, hit=label)
             if encoded.probabilistic:
                 yield from uncertainty.against_hits(query.uncertainty, hit, query.samples, label)
                 yield from levels(query.uncertainty, hit, query.samples, label)
+                yield from failure(-query.uncertainty, hit, query.samples, label)
+            for score, confidence in query.confidences.items():
+                yield from failure(confidence, hit, query.samples, label, score)
 
 
 def _facts(encoded: CaptionedGaussians | LabelledGaussians) -> Iterator[Metric]:

@@ -1,7 +1,7 @@
 """What an uncertainty predicts: hits, matches, the length of a caption, known facts about an image.
 
 How it must not be read: a correlation over 10 bins is of 10 numbers, and high even where single samples are told apart
-badly; AUROC and the rejection curve are about samples. An uncertainty has no unit: compare within one
+badly; AUROC (`failure.py`) and the rejection curve are about samples. An uncertainty has no unit: compare within one
 model and one modality.
 """
 
@@ -92,8 +92,8 @@ def _mean_ranks(x_N: Tensor) -> Tensor:
 
 
 def against_hits(uncertainty_N: Tensor, hit_N: Tensor, samples: str, hit: str) -> Iterator[Metric]:
-    """Correlation with the hits over 10 bins (-1: the uncertain ones fail), how well the uncertainty tells misses from
-    hits, and the share of hits when only the most certain samples are kept.
+    """Correlation with the hits over 10 bins (-1: the uncertain ones fail), and the share of hits when only the most
+    certain samples are kept.
 
     Arguments:
         samples, hit: what the numbers are about, see `Metric`.
@@ -103,7 +103,6 @@ def against_hits(uncertainty_N: Tensor, hit_N: Tensor, samples: str, hit: str) -
         return Metric(name, value, samples=samples, hit=hit)
 
     yield metric("bin_correlation", bin_correlation(uncertainty_N, hit_N))
-    yield metric("miss_AUROC", auroc(uncertainty_N, 1 - hit_N))
     curve = rejection(uncertainty_N, hit_N)
     for coverage in COVERAGES:
         yield metric(f"hits_at_{coverage:.0%}_coverage", curve[max(1, round(coverage * len(curve))) - 1].item())
