@@ -38,8 +38,8 @@ def main(argv: list[str]) -> None:
         if rank == 0:
             for note in notes:
                 print(f"note: {note}", file=sys.stderr)
-        results = [evaluate_retrieval(encoder, name, data, rank) for name, data in captioned.items()]
-        results += [evaluate_zeroshot(encoder, name, *data, rank) for name, data in labelled.items()]
+        results = [evaluate_retrieval(encoder, name, data, rank, args.crops) for name, data in captioned.items()]
+        results += [evaluate_zeroshot(encoder, name, *data, rank, args.crops) for name, data in labelled.items()]
         if rank == 0:
             try:
                 write_results(args, encoder, [result for result in results if result is not None], notes)
@@ -86,6 +86,11 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         "--val-split",
         default="val",
         help="the split on which zero-shot settings are chosen, if it exists (default: val)",
+    )
+    group.add_argument(
+        "--crops",
+        action="store_true",
+        help="also encode a centre crop of each image: is it more uncertain than the whole?",
     )
     group = parser.add_argument_group("output and computation")
     group.add_argument("--out", required=True, type=Path, help="folder for results, report and cached embeddings")

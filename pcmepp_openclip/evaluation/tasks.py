@@ -15,13 +15,14 @@ from torch import Tensor
 
 from ..distances import DISTANCES
 from ..gaussian import Gaussian
-from . import coco, uncertainty
+from . import coco, neighbours, uncertainty
 from .datasets import Captioned, Labelled
 from .encode import Encoder
 from .failure import confidences, failure
 from .levels import levels
 from .metric import Metric, as_dict
 from .retrieval import Ranking, rankings, retrieval_metrics
+from .samples import ImageRef
 from .zeroshot import predict, weighted, zeroshot
 
 STANDARD_PROMPT = "a photo of a {c}."
@@ -81,6 +82,7 @@ class CaptionedGaussians:
         rankings: both directions by each distance.
         queries: the images, then the captions.
         eccv_caption: that package, where the data are COCO, else None.
+        cropped: the Gaussians of the images' centre crops, [N, D], or None.
     """
 
     data: Captioned
@@ -90,6 +92,7 @@ class CaptionedGaussians:
     rankings: list[Ranking]
     queries: list[QueryResults]
     eccv_caption: Any = None
+    cropped: Gaussian | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ class LabelledGaussians:
         one_prompt: the index of the prompt that is also used alone.
         validation: Gaussians and labels of another split, or None.
         queries: the images.
+        cropped: the Gaussians of the images' centre crops, [N, D], or None.
     """
 
     data: Labelled
@@ -112,10 +116,15 @@ class LabelledGaussians:
     validation: tuple[Gaussian, Sequence[int]] | None
     probabilistic: bool
     queries: list[QueryResults]
+    cropped: Gaussian | None = None
 
 
-def evaluate_retrieval(encoder: Encoder, name: str, data: Captioned, rank: int = 0) -> TaskResult | None:
+def evaluate_retrieval(
+    encoder: Encoder, name: str, data: Captioned, rank: int = 0, crops: bool = False
+) -> TaskResult | None:
+    """`crops`: encode a centre crop of each image too."""
     images = encoder.images(data.images, f"{name}-images")
+    cropped = _cropped(encoder, name, data.images) if crops else None
     texts = encoder.texts(data.captions, f"{name}-captions")
     if rank:
         return None
@@ -138,16 +147,18 @@ def evaluate_retrieval(encoder: Encoder, name: str, data: Captioned, rank: int =
         hits_1k = coco.first_hits_1k(images, texts, data.coco_captions, data.image_of_caption, "csd", eccv_caption)
         for results, hit in zip(queries, hits_1k, strict=True):
             results.hits["coco_1k_csd_R@1"] = hit
-    encoded = CaptionedGaussians(data, images, texts, encoder.probabilistic, found, queries, eccv_caption)
+    encoded = CaptionedGaussians(data, images, texts, encoder.probabilistic, found, queries, eccv_caption, cropped)
     metrics = [metric for evaluate in RETRIEVAL_EVALUATORS.values() for metric in evaluate(encoded)]
     return TaskResult(name, "retrieval", data, metrics, encoder.probabilistic, queries)
 
 
 def evaluate_zeroshot(
-    encoder: Encoder, name: str, data: Labelled, validation: Labelled | None, rank: int = 0
+    encoder: Encoder, name: str, data: Labelled, validation: Labelled | None, rank: int = 0, crops: bool = False
 ) -> TaskResult | None:
+    """`crops`: encode a centre crop of each image too."""
     templates = data.templates or [template("{c}") for template in open_clip.OPENAI_IMAGENET_TEMPLATES]
     images = encoder.images(data.images, f"{name}-images")
+    cropped = _cropped(encoder, name, data.images) if crops else None
     prompts = encoder.texts([template.format(c=c) for c in data.classes for template in templates], f"{name}-prompts")
     known = None
     if validation is not None:
@@ -161,9 +172,16 @@ def evaluate_zeroshot(
     hit = (predict(images.mean, classifier)[:, 0] == torch.tensor(data.labels)).float()
     sure = confidences(images.mean, classifier, encoder.scale)
     queries = [QueryResults("images", images.uncertainty, {"accuracy": hit}, sure)]
-    encoded = LabelledGaussians(data, images, prompts_CTD, one_prompt, known, encoder.probabilistic, queries)
+    encoded = LabelledGaussians(data, images, prompts_CTD, one_prompt, known, encoder.probabilistic, queries, cropped)
     metrics = [metric for evaluate in ZEROSHOT_EVALUATORS.values() for metric in evaluate(encoded)]
     return TaskResult(name, "zeroshot", data, metrics, encoder.probabilistic, queries)
+
+
+def _cropped(encoder: Encoder, name: str, places: Sequence[ImageRef]) -> Gaussian | None:
+    """What has no uncertainty needs no crops."""
+    if not encoder.probabilistic:
+        return None
+    return encoder.images(places, f"{name}-crops", neighbours.crop_ratios(len(places)))
 
 
 def _recalls(encoded: CaptionedGaussians) -> Iterator[Metric]:
@@ -216,15 +234,27 @@ def _facts(encoded: CaptionedGaussians | LabelledGaussians) -> Iterator[Metric]:
         yield from uncertainty.against_facts(encoded.images.uncertainty, encoded.data.facts, "images")
 
 
+def _crops(encoded: CaptionedGaussians | LabelledGaussians) -> Iterator[Metric]:
+    if encoded.cropped is not None:
+        yield from neighbours.crops(encoded.images.uncertainty, encoded.cropped.uncertainty)
+
+
+def _neighbours(encoded: LabelledGaussians) -> Iterator[Metric]:
+    return neighbours.neighbours(encoded.images, encoded.data.labels, encoded.probabilistic)
+
+
 RETRIEVAL_EVALUATORS: dict[str, Callable[[CaptionedGaussians], Iterable[Metric]]] = {
     "retrieval": _recalls,
     "coco": _coco,
     "hits": _hits,
     "facts": _facts,
+    "crops": _crops,
     "captions": _captions,
 }
 ZEROSHOT_EVALUATORS: dict[str, Callable[[LabelledGaussians], Iterable[Metric]]] = {
     "zeroshot": _zeroshot,
     "hits": _hits,
+    "neighbours": _neighbours,
     "facts": _facts,
+    "crops": _crops,
 }
