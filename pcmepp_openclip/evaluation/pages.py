@@ -16,6 +16,7 @@ from .tasks import QueryResults, TaskResult
 EXTREMES = 8  # the most and the least uncertain samples that are shown
 COLOURS = ("#2a8c86", "#c8742c", "#7a68b3", "#b3456b", "#6b8e23")  # readable on light and on dark
 
+TITLES = {"retrieval": "Retrieval", "zeroshot": "Zero-shot", "vagueness": "Vagueness"}
 RETRIEVAL = (
     "R@k is the share of queries whose own partner is among the first k; mAP@R and R-Precision count all right answers"
 )
@@ -26,6 +27,11 @@ prompts are taken, or how they are weighted.
 Rows with "oracle" choose on the very images that they are measured on: no result. "bprw_unlabelled"
 has seen these images, without their classes. "chosen_on_validation", "best_K_per_class" and "bprw" use a validation
 split."""
+VAGUENESS = """\
+Chains of captions of one image, from vague to exact. "kendall tau" is the mean agreement of the order in a chain with
+the order by certainty, by the distance of the mean from that of the empty caption (radius), or by the number of words;
+1 is full agreement, 0 is chance. The columns of distances are for HiMo@K, which correlates the place in the chain with
+how near the caption is to the image."""
 UNCERTAINTY = """\
 The uncertainty of a sample is the sum of its variances. It has no unit: compare within one model. "bin_correlation" is
 over 10 bins of equal size, -1 where hits fall steadily with uncertainty; "miss_AUROC" is how often a miss is more
@@ -56,6 +62,8 @@ def metric_frame(results: Sequence[TaskResult]) -> pd.DataFrame:
 def task_table(result: TaskResult) -> pd.DataFrame:
     """The metrics of the task, one row per metric and one column per distance, as text."""
     frame = metric_frame([result])
+    if result.task == "vagueness":
+        return _pivot(frame["name"], (frame.score + frame.distance).replace("", "uncertainty"), _cells(frame))
     frame = frame[frame.samples == ""]
     labels = (frame.direction + "_" + frame["name"]).str.strip("_")
     return _pivot(labels, frame.distance.replace("", "accuracy"), _cells(frame))
@@ -103,6 +111,9 @@ def _numbers(result: TaskResult) -> Section:
     if result.task == "zeroshot":
         text = f"{len(data.images):,} images of {len(data.classes):,} classes. {ZEROSHOT}"
         return Section(f"Zero-shot: {result.name}", text, _rows(table), ["prompts", *table.columns])
+    if result.task == "vagueness":
+        text = f"{len(data.chains):,} chains, {len(data.images):,} images. {VAGUENESS}"
+        return Section(f"Vagueness: {result.name}", text, _rows(table), ["", *map(_words_of, table.columns)])
     text = f"{len(data.images):,} images, {len(data.captions):,} captions. {RETRIEVAL}"
     known = data.images_of_caption is not None
     text += ", of which all are known here." if known else ", which here are the pairs alone."

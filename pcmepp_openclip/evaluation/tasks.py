@@ -15,10 +15,11 @@ from torch import Tensor
 
 from ..distances import DISTANCES
 from ..gaussian import Gaussian
-from . import coco, neighbours, uncertainty
+from . import coco, neighbours, uncertainty, vagueness
 from .datasets import Captioned, Labelled
 from .encode import Encoder
 from .failure import confidences, failure
+from .hierarchies import Hierarchies
 from .levels import levels
 from .metric import Metric, as_dict
 from .retrieval import Ranking, rankings, retrieval_metrics
@@ -50,7 +51,7 @@ class QueryResults:
 class TaskResult:
     name: str
     task: str
-    data: Any  # Captioned or Labelled
+    data: Any  # Captioned, Labelled or Hierarchies
     metrics: list[Metric]
     probabilistic: bool
     queries: list[QueryResults] = field(default_factory=list)
@@ -59,11 +60,13 @@ class TaskResult:
         out: dict[str, Any] = {"images": len(self.data.images)}
         if isinstance(self.data, Captioned):
             out["captions"] = len(self.data.captions)
+        elif isinstance(self.data, Hierarchies):
+            out["chains"] = len(self.data.chains)
         else:
             out["classes"] = len(self.data.classes)
         values = as_dict(self.metrics)
         out["metrics"] = {key: value if math.isfinite(value) else None for key, value in values.items()}
-        if self.probabilistic:
+        if self.probabilistic and self.queries:
             out["bins"] = {
                 f"{query.samples}/{name}": uncertainty.bins(query.uncertainty, hit)
                 for query in self.queries
@@ -175,6 +178,25 @@ def evaluate_zeroshot(
     encoded = LabelledGaussians(data, images, prompts_CTD, one_prompt, known, encoder.probabilistic, queries, cropped)
     metrics = [metric for evaluate in ZEROSHOT_EVALUATORS.values() for metric in evaluate(encoded)]
     return TaskResult(name, "zeroshot", data, metrics, encoder.probabilistic, queries)
+
+
+def evaluate_vagueness(
+    encoder: Encoder, name: str, data: Hierarchies, rank: int = 0, himo: bool = False
+) -> TaskResult | None:
+    """`himo`: compute HiMo@K, in place of the traversal of HierarCaps."""
+    texts = encoder.texts([caption for chain in data.chains for caption in chain], f"{name}-captions")
+    root = encoder.texts([""], f"{name}-root")
+    images = encoder.images(data.images, f"{name}-images") if data.images else None
+    if rank:
+        return None
+    specificity = vagueness.specificities(data.chains, texts, root.mean[0], encoder.probabilistic)
+    metrics = list(vagueness.order(data.chains, specificity))
+    if images is not None and himo:
+        distances = list(DISTANCES) if encoder.probabilistic else ["cosine"]
+        metrics += vagueness.himo(data.chains, texts, images, data.image_of_chain, distances)
+    elif images is not None:
+        metrics += vagueness.traversal(data.chains, texts, images, data.image_of_chain, specificity)
+    return TaskResult(name, "vagueness", data, metrics, encoder.probabilistic)
 
 
 def _cropped(encoder: Encoder, name: str, places: Sequence[ImageRef]) -> Gaussian | None:
