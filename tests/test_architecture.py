@@ -17,7 +17,18 @@ PACKAGE = "pcmepp_openclip"
 MATHS = ("gaussian", "precision", "distances", "losses")
 EVALUATORS = tuple(
     f"evaluation.{name}"
-    for name in ("retrieval", "uncertainty", "levels", "failure", "neighbours", "vagueness", "zeroshot", "bprw", "coco")
+    for name in (
+        "retrieval",
+        "uncertainty",
+        "levels",
+        "failure",
+        "neighbours",
+        "vagueness",
+        "conformal",
+        "zeroshot",
+        "bprw",
+        "coco",
+    )
 )
 NOT_MATHS = ("argparse", "pathlib", "os", "io", "json", "shutil", "tempfile", "open_clip", "open_clip_train")
 MAX_ROOT_MODULES = 8

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from ..distances import DISTANCES
 from ..gaussian import Gaussian
-from . import coco, neighbours, uncertainty, vagueness
+from . import coco, conformal, neighbours, uncertainty, vagueness
 from .datasets import Captioned, Labelled
 from .encode import Encoder
 from .failure import confidences, failure
 from .hierarchies import Hierarchies
 from .levels import levels
 from .metric import Metric, as_dict
-from .retrieval import Ranking, rankings, retrieval_metrics
+from .retrieval import Ranking, invert, rankings, retrieval_metrics
 from .samples import ImageRef
 from .zeroshot import predict, weighted, zeroshot
 
@@ -265,6 +265,24 @@ def _neighbours(encoded: LabelledGaussians) -> Iterator[Metric]:
     return neighbours.neighbours(encoded.images, encoded.data.labels, encoded.probabilistic)
 
 
+def _conformal(encoded: CaptionedGaussians) -> Iterator[Metric]:
+    pairs = [[image] for image in encoded.data.image_of_caption]
+    sides = {
+        "images": (encoded.images, encoded.captions, invert(pairs, len(encoded.data.images))),
+        "captions": (encoded.captions, encoded.images, pairs),
+    }
+    queries = {query.samples: query for query in encoded.queries}
+    for ranking in encoded.rankings:
+        rank_N, (_, gallery, _) = ranking.own_rank_N, sides[ranking.samples]
+        yield from conformal.conformal(rank_N, *sides[ranking.samples], ranking.distance, ranking.direction)
+        label, query = f"{ranking.distance}_R@1", queries[ranking.samples]
+        if label in query.hits:
+            about = len(gallery.mean), ranking.samples, label
+            if encoded.probabilistic:
+                yield from conformal.conformal_levels(rank_N, query.uncertainty, *about)
+            yield from conformal.conformal_levels(rank_N, -query.confidences["max_softmax"], *about, "max_softmax")
+
+
 RETRIEVAL_EVALUATORS: dict[str, Callable[[CaptionedGaussians], Iterable[Metric]]] = {
     "retrieval": _recalls,
     "coco": _coco,
@@ -272,6 +290,7 @@ RETRIEVAL_EVALUATORS: dict[str, Callable[[CaptionedGaussians], Iterable[Metric]]
     "facts": _facts,
     "crops": _crops,
     "captions": _captions,
+    "conformal": _conformal,
 }
 ZEROSHOT_EVALUATORS: dict[str, Callable[[LabelledGaussians], Iterable[Metric]]] = {
     "zeroshot": _zeroshot,
