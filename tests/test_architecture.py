@@ -18,16 +18,8 @@ MATHS = ("gaussian", "precision", "distances", "losses")
 EVALUATORS = tuple(
     f"evaluation.{name}"
     for name in (
-        "retrieval",
-        "uncertainty",
-        "levels",
-        "failure",
-        "neighbours",
-        "vagueness",
-        "conformal",
-        "zeroshot",
-        "bprw",
-        "coco",
+        *("retrieval", "coco", "conformal", "zeroshot", "bprw"),
+        *("uncertainty", "levels", "failure", "neighbours", "vagueness"),
     )
 )
 NOT_MATHS = ("argparse", "pathlib", "os", "io", "json", "shutil", "tempfile", "open_clip", "open_clip_train")

@@ -123,6 +123,8 @@ def test_crops_are_encoded_if_they_are_asked_for(place, tmp_path, results, no_re
 def test_what_it_leaves_behind(place, results, no_report, capsys):
     assert results["model"] == "PCMEpp-tiny" and results["notes"] == [] and len(results["weights"]) == 64
     page = (place / "out/index.html").read_text()
+    for question in ("1. Retrieval", "2. Failure", "3. Representation", "4. Vagueness"):
+        assert f">{question}: " in page
     assert "Retrieval: scenes" in page and "Zero-shot: shapes" in page and page.count("<img") == 2 * 2 * 8
     assert len(list((place / "out").glob("*.png"))) == page.count("<svg ") == 13
     again = evaluate(place, place / "out")

@@ -23,7 +23,7 @@ from ..host.data import bounded
 from ..models.pcmepp import ProbabilisticModel
 from ..reports import report
 from ..system import files
-from . import coco, pages
+from . import coco, pages, questions
 from .datasets import Captioned, Labelled, read_captioned, read_karpathy, read_labelled
 from .encode import Encoder, process_group
 from .hierarchies import Hierarchies, read_hierarcaps, read_himo
@@ -224,5 +224,8 @@ def write_results(args: argparse.Namespace, encoder: Encoder, results: list[Task
         print(pages.text_table(result))
     name = args.model if not args.pretrained else f"{args.model}, {Path(args.pretrained).name}"
     lead = f"Split {args.split}, {args.precision}, weights {encoder.fingerprint[:12]}. {' '.join(notes)}"
-    page = report.write_report(args.out, f"Evaluation of {name}", pages.report_sections(results), lead)
+    asked = list(questions.questions(results))
+    print(f"\n{questions.text_tables(asked)}")
+    sections = [*asked, *pages.report_sections(results)]
+    page = report.write_report(args.out, f"Evaluation of {name}", sections, lead)
     print(f"\n{args.out / 'results.json'}\n{args.out / 'metrics.csv'}\n{page}")

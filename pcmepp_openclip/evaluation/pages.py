@@ -63,10 +63,10 @@ def task_table(result: TaskResult) -> pd.DataFrame:
     """The metrics of the task, one row per metric and one column per distance, as text."""
     frame = metric_frame([result])
     if result.task == "vagueness":
-        return _pivot(frame["name"], (frame.score + frame.distance).replace("", "uncertainty"), _cells(frame))
+        return _pivot(frame["name"], (frame.score + frame.distance).replace("", "uncertainty"), cells(frame))
     frame = frame[frame.samples == ""]
     labels = (frame.direction + "_" + frame["name"]).str.strip("_")
-    return _pivot(labels, frame.distance.replace("", "accuracy"), _cells(frame))
+    return _pivot(labels, frame.distance.replace("", "accuracy"), cells(frame))
 
 
 def uncertainty_table(result: TaskResult, samples: str) -> pd.DataFrame:
@@ -75,11 +75,11 @@ def uncertainty_table(result: TaskResult, samples: str) -> pd.DataFrame:
     frame = metric_frame([result])
     frame = frame[(frame.samples == samples) & (frame.score == "")]
     labels = (frame.group + " " + frame["name"]).str.strip()
-    table = _pivot(labels, frame.hit.replace("", "all samples"), _cells(frame))
+    table = _pivot(labels, frame.hit.replace("", "all samples"), cells(frame))
     return table[sorted(table.columns, key=lambda column: column != "all samples")]
 
 
-def _cells(frame: pd.DataFrame) -> pd.Series:
+def cells(frame: pd.DataFrame) -> pd.Series:
     """The values as text, with their intervals."""
     columns = zip(frame.value, frame.low.astype(float), frame.high.astype(float), strict=True)
     return pd.Series([_with_interval(*cell) for cell in columns], frame.index, dtype=str)
@@ -92,8 +92,8 @@ def _with_interval(value: float, low: float, high: float) -> str:
 
 def _pivot(labels: pd.Series, columns: pd.Series, texts: pd.Series) -> pd.DataFrame:
     """Texts by label and column, in the order in which these first occur."""
-    cells = pd.DataFrame({"label": labels, "column": columns, "cell": texts})
-    table = cells.pivot(index="label", columns="column", values="cell").fillna("")
+    frame = pd.DataFrame({"label": labels, "column": columns, "cell": texts})
+    table = frame.pivot(index="label", columns="column", values="cell").fillna("")
     return table.loc[labels.unique(), columns.unique()].rename_axis(index=None, columns=None)
 
 
@@ -113,7 +113,7 @@ def _numbers(result: TaskResult) -> Section:
         return Section(f"Zero-shot: {result.name}", text, _rows(table), ["prompts", *table.columns])
     if result.task == "vagueness":
         text = f"{len(data.chains):,} chains, {len(data.images):,} images. {VAGUENESS}"
-        return Section(f"Vagueness: {result.name}", text, _rows(table), ["", *map(_words_of, table.columns)])
+        return Section(f"Vagueness: {result.name}", text, _rows(table), ["", *map(words_of, table.columns)])
     text = f"{len(data.images):,} images, {len(data.captions):,} captions. {RETRIEVAL}"
     known = data.images_of_caption is not None
     text += ", of which all are known here." if known else ", which here are the pairs alone."
@@ -135,15 +135,15 @@ def _uncertainty(result: TaskResult, query: QueryResults, text: str) -> Section:
     if query.samples == "captions":
         drawn.append(Plot(f"{prefix}-words", _words(result, query), "mean uncertainty of captions of one length"))
     table = uncertainty_table(result, query.samples)
-    header = ["", *map(_words_of, table.columns)]
+    header = ["", *map(words_of, table.columns)]
     return Section(f"{title} and their uncertainty", text, _rows(table), header, drawn)
 
 
 def _rows(table: pd.DataFrame) -> list[list[str]]:
-    return [[_words_of(str(label)), *cells] for label, *cells in table.itertuples()]
+    return [[words_of(str(label)), *cells] for label, *cells in table.itertuples()]
 
 
-def _words_of(name: str) -> str:
+def words_of(name: str) -> str:
     """A metric's name to read, and to break where a line is short."""
     return name.replace("_", " ").replace("/", ": ").replace("=", " = ")
 
