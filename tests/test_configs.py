@@ -2,6 +2,7 @@
 
 import json
 
+import hub_kinds
 import open_clip
 import pytest
 import torch
@@ -64,7 +65,13 @@ def test_every_key_is_optional_or_checked():
     assert PCMEppCfg.parse({"head_layers": 2, "init_logvar_bias": None}).init_logvar_bias is None
 
 
-@pytest.mark.parametrize("name, near", [("PCMEpp-ViT-B16", "PCMEpp-ViT-B-16"), ("pcmepp-tiny", "PCMEpp-tiny")])
+@pytest.mark.parametrize(
+    "name, near",
+    [
+        *(("PCMEpp-ViT-B16", "PCMEpp-ViT-B-16"), ("pcmepp-tiny", "PCMEpp-tiny"), ("PCMEpp-RN-50", "PCMEpp-RN50")),
+        *(("PCMEpp-convnext_tinny", "PCMEpp-convnext_tiny"), ("PCMEpp-roberta-B-32", "PCMEpp-roberta-ViT-B-32")),
+    ],
+)
 def test_a_wrong_model_name(name, near):
     for call in (open_clip.create_model, open_clip.get_tokenizer, open_clip.create_model_and_transforms):
         with pytest.raises(RuntimeError, match=f"There is no model '{name}': did you mean '{near}'") as error:
@@ -133,6 +140,22 @@ def test_a_model_that_writes_captions_is_refused(add_config):
     one_sentence(error)
     with pytest.raises(ValueError, match="There is no 'PCMEpp-coca_base': coca_base is a CoCa") as error:
         open_clip.create_model("PCMEpp-coca_base")
+    one_sentence(error)
+
+
+FILES = {  # the model of the file, and what is said when a small ResNet is to load it
+    "PCMEpp-small-timm": "it lacks .*visual.bn1.*unknown are visual.trunk",
+    "PCMEpp-small-custom": "it lacks positional_embedding.*; use the model config",
+    "PCMEpp-tiny": "it lacks visual.bn1.*unknown are visual.class_embedding",  # and its branch is of another place
+}
+
+
+@pytest.mark.parametrize("other, words", FILES.items())
+def test_a_file_of_another_tower(other, words, tmp_path):
+    hub_kinds.add_configs(tmp_path / "configs")
+    torch.save(open_clip.create_model(other).state_dict(), tmp_path / "other.pt")
+    with pytest.raises(RuntimeError, match=f"Cannot load .*other.pt: it is of another architecture: {words}") as error:
+        open_clip.create_model("PCMEpp-small-resnet", pretrained=str(tmp_path / "other.pt"))
     one_sentence(error)
 
 

@@ -5,7 +5,9 @@ import dataclasses
 import json
 import math
 
+import hub_kinds
 import open_clip
+import pytest
 import torch
 from helpers import mini_config
 from hypothesis import given, settings
@@ -35,6 +37,7 @@ WORDS = [
     "default",
     "tanh",
 ]
+WORDS += ["cls_pooler", "max_pooler", "mlp", "map", "rot_attn", "fastvit_mci0", "roberta-base", "evil/x"]
 WORDS += ["bicubic", "longest", "squash", "RGB", "clips", "lower", "own", "\x1b[2J", "x" * 5000, "mean", "sum"]
 SCALARS = st.one_of(
     st.sampled_from([None, True, False]), st.sampled_from(NUMBERS), st.sampled_from(FLOATS), st.sampled_from(WORDS)
@@ -52,9 +55,12 @@ SMALL |= {"image_size": [4, 8, [8, 12]], "context_length": [1, 5, 8], "vocab_siz
 SMALL |= {"mlp_ratio": [0.5, 1, 4.0], "ls_init_value": [None, 1e-4], "patch_dropout": [0, 0.5], "embed_dim": [1, 8, 16]}
 SMALL |= {"mean": [[0.5, 0.5, 0.5]], "std": [[0.5, 0.5, 0.5]], "size": [8, [8, 8]], "init_logit_bias": [-10.0, None]}
 SMALL |= {"norm_kwargs": [{"eps": 1e-5}], "act_kwargs": [{"approximate": "tanh"}], "pad_id": [0, 3], "eos_id": [2]}
+SMALL |= {"init_logit_bias": [-10.0], "match_logit": ["siglip"], "image_head": ["top"], "text_head": ["top"]}
+SMALL |= {"attn_pooler_heads": [1, 3], "attn_pooler_queries": [1, 2, 9], "hf_proj_type": ["linear", "mlp"]}
+SMALL |= {"timm_pool": ["", "map", "avg", "token"], "timm_proj": [None, "linear", "mlp", "none"]}
 BLOCKS = {
     (): ["model_cfg", "preprocess_cfg", "extra"],
-    ("model_cfg",): [*MODEL_KEYS, "custom_text", "multimodal_cfg"],
+    ("model_cfg",): [*MODEL_KEYS, "multimodal_cfg"],
     ("model_cfg", "vision_cfg"): [*keys(CLIPVisionCfg), "x"],
     ("model_cfg", "text_cfg"): [*keys(CLIPTextCfg), "x"],
     ("model_cfg", "pcmepp_cfg"): [*keys(PCMEppCfg), "x"],
@@ -73,8 +79,23 @@ CHANGES = st.lists(
 )
 
 
-def changed(changes) -> dict:
-    config: dict = {"model_cfg": mini_config(), "preprocess_cfg": {}}
+TOWERS = {  # the kinds, each with places of the branch that it allows
+    "vit": {},
+    "custom": {"custom_text": True, "text_cfg": {**mini_config()["text_cfg"], "embed_cls": True}},
+    "resnet": {"vision_cfg": {**hub_kinds.RESNET, "layers": [1, 2, 1, 1]}, "image_head": "top"},
+    "timm": {"vision_cfg": hub_kinds.TIMM, "image_head": "top"},
+    "roberta": {"text_cfg": {**hub_kinds.ROBERTA, "context_length": 8}, "text_head": "top"},
+}
+
+
+def config_of(kind: str) -> dict:
+    model, tower = mini_config(), copy.deepcopy(TOWERS[kind])
+    model["pcmepp_cfg"] |= {key: tower.pop(key) for key in ("image_head", "text_head") if key in tower}
+    return model | tower
+
+
+def changed(kind, changes) -> dict:
+    config: dict = {"model_cfg": config_of(kind), "preprocess_cfg": {}}
     for (path, key), value in changes:
         block = config
         for step in path:
@@ -84,9 +105,57 @@ def changed(changes) -> dict:
     return json.loads(json.dumps(config))  # as a file brings it
 
 
-@given(CHANGES)
-def test_a_config_is_refused_in_one_sentence_or_can_be_built_and_run(changes):
-    config = changed(changes)
+@pytest.fixture(scope="module", autouse=True)
+def served(session_hub, tmp_path_factory):
+    hub_kinds.serve_text_models(session_hub, tmp_path_factory.mktemp("served"))
+
+
+@pytest.mark.parametrize("kind", TOWERS)
+def test_every_kind_passes_and_can_be_built_and_run(kind):
+    config = changed(kind, [])
+    check_config(config, kind)
+    run(config)
+
+
+REFUSED = {
+    "a trunk of others": ("timm", "timm_model_name", "resnet18", "names another model, 'resnet18'"),
+    "a pooling that it lacks": ("timm", "timm_pool", "rot_attn", "does not go with the other values"),
+    "no projection": ("timm", "timm_proj", "none", r"gives \[192\], not the embed_dim 8: set vision_cfg.timm_proj"),
+    "a size that it lacks": ("timm", "image_size", 7, "does not go with the other values"),
+    "a large image": ("timm", "image_size", 2048, "must be 1 to 1024 pixels"),
+    "three layers": ("resnet", "layers", [1, 1, 1], "must be a whole number, or four of a ResNet"),
+    "no layer": ("resnet", "layers", [1, 0, 1, 1], "layers must be a whole number from 1"),
+    "many layers": ("resnet", "layers", [1, 10**9, 1, 1], "layers must be a whole number from 1"),
+    "a size between": ("resnet", "image_size", 40, "one multiple of 32"),
+    "no patches": ("vit", "patch_size", None, "patch_size must be a whole number"),
+    "a text model of others": ("roberta", "hf_model_name", "evil/x", "names another model, 'evil/x'"),
+    "no text model": ("roberta", "hf_model_name", "", "must name a model"),
+    "a long text": ("roberta", "context_length", 600, "at most 512, not 600"),
+    "a broken pooler": ("roberta", "hf_pooler_type", "max_pooler", "hf_pooler_type must be one of"),
+}
+
+
+@pytest.mark.parametrize("kind, key, value, words", REFUSED.values(), ids=[name.replace(" ", "-") for name in REFUSED])
+def test_what_cannot_be_built_or_is_not_safe_is_refused(kind, key, value, words):
+    block = "text_cfg" if kind == "roberta" else "vision_cfg"
+    config = changed(kind, [((("model_cfg", block), key), value)])
+    with pytest.raises(ConfigRefused, match=words):
+        check_config(config, kind)
+
+
+@pytest.mark.parametrize("name", ["EVA02-E-14-plus", "PE-Core-bigG-14-448", "mt5-xl-ViT-H-14", "ViT-bigG-14"])
+def test_the_largest_models_of_open_clip_pass_where_there_is_memory(name, monkeypatch):
+    config = {"model_cfg": open_clip.get_model_config(f"PCMEpp-{name}")}
+    monkeypatch.setattr("os.sysconf", lambda key: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**24}[key])  # 64 GiB
+    check_config(config, name)
+    monkeypatch.setattr("os.sysconf", lambda key: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**16}[key])
+    with pytest.raises(ConfigRefused, match="GB, and this machine has 0 GB"):
+        check_config(config, name)
+
+
+@given(st.sampled_from([*["vit"] * 4, *TOWERS]), CHANGES)
+def test_a_config_is_refused_in_one_sentence_or_can_be_built_and_run(kind, changes):
+    config = changed(kind, changes)
     try:
         check_config(config, "hf-hub:any/one")
     except ConfigRefused as refused:
@@ -103,17 +172,27 @@ def run(config: dict) -> None:
     small = count < 1e6 and model_cfg["text_cfg"].get("context_length", 77) <= 77
     with torch.device("cpu" if small else "meta"):
         torch.manual_seed(0)
-        model = open_clip.factory.CLIP(**copy.deepcopy(model_cfg), output_dict=True).eval()
-        image = torch.zeros(2, 3, *model.visual.image_size)
-        text = torch.zeros(2, model.context_length, dtype=torch.long)
+        model = build(model_cfg).eval()
+        size = model.visual.image_size
+        image = torch.zeros(2, 3, *(size if isinstance(size, (tuple, list)) else (size, size)))
+        text = torch.zeros(2, model_cfg["text_cfg"].get("context_length", 77), dtype=torch.long)
     with torch.inference_mode():
         out = model(image, text)
     assert out["image_features"].shape == out["text_features"].shape == out["text_logvar"].shape
     if small:
-        assert all(value.isfinite().all() for value in out.values() if value is not None)
+        if not model_cfg["text_cfg"].get("embed_cls"):  # a text of padding alone attends to nothing
+            assert all(value.isfinite().all() for value in out.values() if value is not None)
         cfg = PreprocessCfg(**{**config.get("preprocess_cfg", {}), "size": model.visual.image_size})
         pixels = image_transform_v2(cfg, is_train=False)(Image.new("RGB", (20, 10)))
         assert pixels.shape == image.shape[1:] and pixels.isfinite().all()
+
+
+def build(model_cfg: dict):
+    """As `create_model` does, which never lets a config fetch weights."""
+    cfg = copy.deepcopy(model_cfg)
+    cfg["text_cfg"]["hf_model_pretrained"] = cfg["vision_cfg"]["timm_model_pretrained"] = False
+    custom = cfg.pop("custom_text", False) or "hf_model_name" in cfg["text_cfg"]
+    return (open_clip.factory.CustomTextCLIP if custom else open_clip.factory.CLIP)(**cfg, output_dict=True)
 
 
 @given(st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner)))

@@ -271,7 +271,7 @@ def test_convert_gives_a_file_for_stock_open_clip(folder, tmp_path):
     source, target = str(folder / "model.safetensors"), str(tmp_path / "clip.safetensors")
     done = run_python("-m", "pcmepp_openclip.cli", "convert", source, target)
     assert done.returncode == 0, done.stderr
-    assert "302 tensors of a plain CLIP, without 52 tensors that only PCME++ has." in done.stdout
+    assert "302 tensors of a plain open_clip model, without 52 tensors that only PCME++ has." in done.stdout
     dropped = set(released_shapes()) - set(load_file(target))
     assert len(dropped) == 52 and {"shift", "negative_scale", "visual.uncertainty_proj"} <= dropped
     assert run_code(STOCK, "ViT-B-16", target, source, path="").strip() == "302 loaded"

@@ -113,7 +113,8 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     group.add_argument("--device", help="default: cuda if available, else cpu")
     args = parser.parse_args(argv)
     if not (args.retrieval or args.zeroshot or args.coco or args.hierarcaps or args.himo):
-        raise ValueError("There is nothing to evaluate on: give --retrieval, --zeroshot, --coco or --hierarcaps.")
+        flags = "--retrieval, --zeroshot, --coco, --hierarcaps or --himo"
+        raise ValueError(f"There is nothing to evaluate on: give {flags}.")
     for flag in ("coco", "hierarcaps", "himo"):
         if vars(args)[f"{flag}_images"] and not vars(args)[flag]:
             raise ValueError(f"--{flag}-images needs --{flag}, the file with the captions.")

@@ -25,7 +25,7 @@ READ = (  # the flags of open_clip that are read here
     *("siglip", "distill_model", "horovod", "batch_size", "accum_freq", "epochs", "log_every_n_steps"),
     *("train_data", "val_data", "imagenet_val", "imagenet_v2", "dataset_type", "dataset_resampled"),
     *("train_num_samples", "val_frequency", "logs", "name", "resume"),
-    *("save_frequency", "save_most_recent", "delete_previous_checkpoint"),
+    *("save_frequency", "save_most_recent", "delete_previous_checkpoint", "torchscript", "use_bnb_linear"),
 )
 AT_LEAST = {"batch_size": 1, "accum_freq": 1, "epochs": 1, "workers": 0, "log_every_n_steps": 1}
 SLOW_ON_CPU = ("amp", "fp16", "pure_fp16")  # "amp" is open_clip's default; bfloat16 is fast on many CPUs
@@ -212,6 +212,25 @@ def starts_random(args: Namespace) -> bool:
     return not (args.pretrained or args.pretrained_image or args.resume or ":" in args.model)
 
 
+def check_for_lora(args: Namespace) -> None:
+    """ValueError if --lora cannot be used, or not with the other flags."""
+    if args.lora is None:
+        return
+    if args.lora < 1:
+        raise ValueError(f"--lora must be at least 1, not {args.lora}.")
+    if args.pcmepp_cfg is None:
+        raise ValueError(f"--lora is for PCME++ models, and {args.model} is a plain one: choose a PCMEpp model.")
+    for flag, on in {
+        "--lock-image": args.lock_image,
+        "--lock-text": args.lock_text,
+        "--head-only": args.head_only,
+        "--torchscript": args.torchscript,
+        "--use-bnb-linear": args.use_bnb_linear,
+    }.items():
+        if on:
+            raise ValueError(f"--lora cannot be combined with {flag}: drop one of them.")
+
+
 def model_config(args: Namespace) -> dict:
     """The config of --model with the flags that change it."""
     config = open_clip.get_model_config(args.model)
@@ -222,22 +241,26 @@ def model_config(args: Namespace) -> dict:
     for flag, key in (("force_quick_gelu", "quick_gelu"), ("force_custom_text", "custom_text")):
         if getattr(args, flag):
             config[key] = True
+    if args.force_context_length and config["text_cfg"].get("hf_model_name"):
+        config["text_cfg"]["context_length"] = args.force_context_length  # such a tower does not know its own
     return config
 
 
 def model_without_weights(args: Namespace) -> Any:
     """The model of these flags on the device "meta", which takes no memory."""
-    model = open_clip.create_model(
-        args.model,
-        precision=args.precision,
-        device="meta",
-        force_quick_gelu=args.force_quick_gelu,
-        force_patch_dropout=args.force_patch_dropout,
-        force_image_size=args.force_image_size,
-        force_context_length=args.force_context_length,
-        pretrained_text=False,
-        **({} if args.pcmepp_cfg is None else {"pcmepp_cfg": args.pcmepp_cfg}),
-    )
+    with torch.device("meta"):
+        model = open_clip.create_model(
+            args.model,
+            precision=args.precision,
+            device="meta",
+            force_quick_gelu=args.force_quick_gelu,
+            force_custom_text=args.force_custom_text,
+            force_patch_dropout=args.force_patch_dropout,
+            force_image_size=args.force_image_size,
+            force_context_length=args.force_context_length,
+            pretrained_text=False,
+            **({} if args.pcmepp_cfg is None else {"pcmepp_cfg": args.pcmepp_cfg}),
+        )
     if args.head_only:
         model.freeze_towers()
     if args.lock_image:

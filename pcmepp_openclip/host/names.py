@@ -77,5 +77,21 @@ def is_pretrained_cfg(stock: Callable, model: str, tag: str) -> bool:
     return stock(_name_of_tags(model), tag)
 
 
+def base_models(hyperparameters: dict, model_cfg: dict) -> list[str]:
+    """Repos of the Hub whose weights a run began with: that of its --pretrained tag, or of its text tower.
+
+    Arguments:
+        hyperparameters: `model` and `pretrained` of the run, {} where they are not known.
+        model_cfg: the config of its model.
+    """
+    if not isinstance(model := hyperparameters.get("model"), str):
+        return []
+    if not (tag := hyperparameters.get("pretrained")):
+        name = model_cfg["text_cfg"].get("hf_model_name")  # open_clip begins with its weights
+        return [name] if name else []
+    found = open_clip.get_pretrained_cfg(model, str(tag)).get("hf_hub", "").split("/")
+    return ["/".join(found[:2])] if len(found) >= 2 else []
+
+
 def _name_of_tags(model: str) -> str:
     return model if model in pretrained._PRETRAINED else plain_name(model) or model

@@ -9,7 +9,7 @@ PUBLISHED = (
     *("force_context_length", "force_custom_text", "force_image_size", "force_patch_dropout", "force_quick_gelu"),
     *("lock_image", "lock_image_freeze_bn_stats", "lock_image_unlocked_groups"),
     *("lock_text", "lock_text_freeze_layer_norm", "lock_text_unlocked_layers"),
-    *("head_only", "use_bn_sync", "use_bnb_linear"),
+    *("head_only", "lora", "use_bn_sync", "use_bnb_linear"),
     # the loss
     *("siglip", "loss_dist_impl", "local_loss", "gather_with_grad", "distill_model", "distill_pretrained"),
     *("coca_caption_loss_weight", "coca_contrastive_loss_weight"),
@@ -30,7 +30,8 @@ MODEL_NAMES = ("opt", "model", "pretrained", "distill_pretrained")  # whose valu
 
 # Flags that determine the parameters: a run cannot be resumed with another value.
 FIXED = (
-    *("model", "opt", "siglip", "head_only", "force_quick_gelu", "force_image_size", "force_context_length"),
+    *("model", "opt", "siglip", "head_only", "lora", "match_logit"),
+    *("force_quick_gelu", "force_custom_text", "force_image_size", "force_context_length"),
     *("lock_image", "lock_image_unlocked_groups", "lock_text", "lock_text_unlocked_layers"),
 )
 # Flags that only matter at the start of a run.

@@ -11,10 +11,8 @@ from open_clip import factory, pretrained
 from torch import nn
 
 from ..system.digest import Damaged, verified
-from . import names, repos, seams
-from .weights import plain_text_names, reason
-
-BIG_VISION = (".npz", ".npy")  # files of big_vision's weights
+from . import names, repos, seams, towers
+from .weights import BIG_VISION, plain_text_names, reason
 
 LEDGER = seams.Ledger()  # of the replacements, which last as long as the process
 
@@ -57,7 +55,10 @@ def register(
 
     def convert(stock: Callable, model: nn.Module, state_dict: dict) -> dict:
         state_dict = plain_text_names(model, stock(model, state_dict))
-        return reconcile_state_dict(model, state_dict) if isinstance(model, ours_only) else state_dict
+        if not isinstance(model, ours_only):
+            return state_dict
+        towers.fit_image_size(model, state_dict)
+        return reconcile_state_dict(model, state_dict)
 
     def load(stock: Callable, model: nn.Module, checkpoint_path: str, *args: Any, **kwargs: Any) -> Any:
         if isinstance(checkpoint_path, repos.Missing):
@@ -71,6 +72,7 @@ def register(
             raise
         except Exception as error:
             raise RuntimeError(f"Cannot load {checkpoint_path}: {reason(error)}") from error
+        towers.fit_image_size(model)
         if not str(checkpoint_path).endswith(BIG_VISION):  # read by other functions, into the model itself
             LEDGER.expect(*(seam for seam in seams.LIBRARY if seam.caller.endswith(".load_checkpoint")), since=before)
         return loaded

@@ -175,18 +175,22 @@ class _Main:
         if model_name == self.args.model:
             self.model = model
             if self.args.head_only:
-                self._freeze_towers()
+                model.freeze_towers()
+                self._say_frozen("Head only: both towers are frozen", "Head only")
+            if self.args.lora:
+                model.add_lora(self.args.lora)
+                self._say_frozen(f"LoRA of rank {self.args.lora}: the weights of both towers are frozen", "LoRA")
         return model, for_training, bounded(for_validation)
 
-    def _freeze_towers(self) -> None:
-        self.model.freeze_towers()
+    def _say_frozen(self, what: str, flag: str) -> None:
         if self.args.rank == 0:
             trained = sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
-            logging.info("Head only: both towers are frozen, %d parameters are trained.", trained)
+            logging.info("%s, %d parameters are trained.", what, trained)
             if flags.starts_random(self.args):
                 logging.warning(
-                    "Head only: the frozen towers have random weights, which are never trained: give --pretrained, "
-                    "or --resume a run."
+                    "%s: the frozen towers have random weights, which are never trained: give --pretrained, "
+                    "or --resume a run.",
+                    flag,
                 )
 
     def pt_load(self, path: str, map_location: Any = None) -> dict:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..system.digest import Damaged
 
+BIG_VISION = (".npz", ".npy")  # files of big_vision's weights, which are read by functions of their own
 POSITION_IDS = "text.transformer.embeddings.position_ids"
 
 
@@ -20,7 +21,7 @@ def shapes_of(model_cfg: dict) -> dict[str, tuple[int, ...]]:
     cfg = copy.deepcopy(model_cfg)
     custom = cfg.pop("custom_text", False) or "hf_model_name" in cfg["text_cfg"]
     kind = factory.CLIP if not custom else factory.CoCa if "multimodal_cfg" in cfg else factory.CustomTextCLIP
-    cfg["text_cfg"]["hf_model_pretrained"] = False
+    cfg["text_cfg"]["hf_model_pretrained"] = cfg["vision_cfg"]["timm_model_pretrained"] = False
     with torch.device("meta"):
         model = kind(**cfg)
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -34,6 +35,12 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
         raise
     except Exception as error:
         raise ValueError(f"{path} is not a checkpoint that can be read: {reason(error)}") from error
+
+
+def fitting(model: Any, path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint file under the names of `model`, as open_clip would load them; ValueError if it
+    cannot."""
+    return factory.convert_state_dict(model, read_state_dict(path))
 
 
 def plain_names(state_dict: dict) -> dict[str, Any]:

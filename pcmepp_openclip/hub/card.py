@@ -52,6 +52,7 @@ def metadata(facts: Facts) -> str:
         license=facts.license,
         library_name="open_clip",
         pipeline_tag="zero-shot-image-classification",
+        base_model=facts.base_models or None,
         tags=["clip", *(["pcmepp", "probabilistic-embeddings", "uncertainty"] if facts.probabilistic else [])],
         model_name=facts.repo_id.split("/")[-1],
         eval_results=results or None,
@@ -90,7 +91,7 @@ def _loading(facts: Facts) -> str:
         return (
             "## How to load it\n\n```python\nimport open_clip\n\n"
             f'model, preprocess = open_clip.create_model_from_pretrained("{name}")\n'
-            f'tokenizer = open_clip.get_tokenizer("{name}")\n```'
+            f'model.eval()\ntokenizer = open_clip.get_tokenizer("{name}")\n```'
         )
     return f"""\
 ## How to load it
@@ -102,6 +103,7 @@ import torch
 from PIL import Image
 
 model, preprocess = open_clip.create_model_from_pretrained("{name}")
+model.eval()  # open_clip returns it in training mode, which matters to batch norms and dropout
 tokenizer = open_clip.get_tokenizer("{name}")
 with torch.inference_mode():
     image = model.encode_image_gaussian(preprocess(Image.open("photo.jpg").convert("RGB"))[None])
@@ -111,8 +113,16 @@ print(image.mean @ texts.mean.T, texts.uncertainty, pcmepp_openclip.csd(image, t
 
 The import is needed: without it open_clip ends with `unexpected keyword argument 'pcmepp_cfg'`. Install the package
 pcmepp-openclip first; programs that do not import it run through it by `python -m pcmepp_openclip -m PROGRAM`.
-`{name}@REVISION` loads a commit, a branch or a tag. To use it as a plain CLIP in open_clip alone, take the
-log-variance branch off: `pcmepp convert open_clip_model.safetensors clip.safetensors`."""
+`{name}@REVISION` loads a commit, a branch or a tag. To use it as a plain model in open_clip alone, take the
+log-variance branch off: `pcmepp convert open_clip_model.safetensors clip.safetensors`.{_fetched(facts)}"""
+
+
+def _fetched(facts: Facts) -> str:
+    """What else is fetched when the model is loaded."""
+    name = facts.config["model_cfg"]["text_cfg"].get("hf_model_name")
+    if not name:
+        return ""
+    return f"\nThe text tower is built by the config of `{_plain(name, code=True)}`, which is fetched from the Hub."
 
 
 def _architecture(facts: Facts) -> str:
@@ -125,23 +135,37 @@ def _architecture(facts: Facts) -> str:
         ("text tower", _tower(text, "context_length", "vocab_size")),
     ]
     if facts.probabilistic:
-        cfg = model["pcmepp_cfg"]
-        bias = cfg["init_logvar_bias"]
-        rows.append(
-            (
-                "log-variance head",
-                f"{cfg['head_layers']} transformer block{'s' * (cfg['head_layers'] > 1)} in each tower, of the token "
-                f"that is read, a projection, {'no bias' if bias is None else f'a bias that starts at {bias:g}'}",
-            )
-        )
+        rows += _logvar_rows(model["pcmepp_cfg"])
     return "## Architecture\n\n" + _table(("", ""), rows)
 
 
+def _logvar_rows(cfg: dict) -> list[tuple[str, str]]:
+    places = {
+        "split": "in the place of its last ones, of the token that is read",
+        "top": "of one query, on the tokens or the feature map that it pools",
+    }
+    blocks = f"{cfg['head_layers']} transformer block{'s' * (cfg['head_layers'] > 1)}"
+    bias = cfg["init_logvar_bias"]
+    heads = {tower: cfg.get(f"{tower}_head", "split") for tower in ("image", "text")}
+    where = [f"in the {tower} tower {places[head]}" for tower, head in heads.items()]
+    if len(set(heads.values())) == 1:
+        where = [f"in each tower {places[heads['image']]}"]
+    end = f"a projection, {'no bias' if bias is None else f'a bias that starts at {bias:g}'}"
+    rows = [("log-variance head", f"{blocks} {', and '.join(where)}; {end}")]
+    if cfg.get("match_logit") == "siglip":
+        rows.append(("matching logit", "SigLIP's, by its scale and bias, where the variances are zero"))
+    return rows
+
+
 def _tower(cfg: dict, *names: str) -> str:
-    shown = {"layers": "layers", "width": "width", **{name: name.replace("_", " ") for name in names}}
-    if "timm_model_name" in cfg or "hf_model_name" in cfg:
-        return _plain(cfg.get("timm_model_name") or cfg.get("hf_model_name"))
-    return ", ".join(f"{text} {_plain(cfg[name])}" for name, text in shown.items() if name in cfg)
+    """A tower in a few words: the model of timm or Hugging Face that it is, or its sizes."""
+    named = {"timm": cfg.get("timm_model_name"), "Hugging Face": cfg.get("hf_model_name")}
+    found = [f"{name} of {library}" for library, name in named.items() if name]
+    if isinstance(cfg.get("layers"), (list, tuple)):
+        found.append("a ResNet")
+    shown = [*names[:1]] if any(named.values()) else ["layers", "width", *names]
+    found += [f"{name.replace('_', ' ')} {cfg[name]}" for name in shown if cfg.get(name) is not None]
+    return ", ".join(map(_plain, found))
 
 
 def _training(facts: Facts) -> str:

@@ -17,6 +17,7 @@ class Facts:
         metrics: of the last validation, open_clip's names.
         history: lines of history.jsonl.
         bins: a line of uncertainty.jsonl, by direction [uncertainties, R@1].
+        base_models: repos of the Hub whose weights the run began with.
     """
 
     repo_id: str
@@ -30,6 +31,7 @@ class Facts:
     metrics: dict[str, float] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
     bins: dict[str, list[list[float]]] = field(default_factory=dict)
+    base_models: list[str] = field(default_factory=list)
 
     @property
     def probabilistic(self) -> bool:

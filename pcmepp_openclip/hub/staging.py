@@ -13,7 +13,7 @@ from typing import Any
 import open_clip
 import torch
 
-from ..host import config_check, never_ask, repos, weights
+from ..host import config_check, names, never_ask, repos, weights
 from ..models import export
 from ..runs import checkpoints, record
 from . import card, figures
@@ -90,6 +90,7 @@ def _from_checkpoint(path: Path, request: PushRequest, run: Path | None, folder:
         metrics=record.numbers(metrics),
         history=[numbers for line in history if "samples" in (numbers := record.numbers(line))],
         bins={name: pair for name, pair in bins.items() if record.is_name(name) and _is_curve(pair)},
+        base_models=names.base_models(about.get("hyperparameters", {}), config["model_cfg"]),
     )
     tokenizer = _tokenizer(path, config)
     folder.mkdir(parents=True, exist_ok=True)

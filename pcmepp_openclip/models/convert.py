@@ -1,7 +1,7 @@
-"""`pcmepp convert`: convert a PCME++ checkpoint to a plain open_clip CLIP, without the log-variance branch.
+"""`pcmepp convert`: convert a PCME++ checkpoint to a plain open_clip model, without the log-variance branch.
 
 pcmepp convert logs/run/checkpoints/epoch_32.pt clip.safetensors
-python -c "import open_clip; open_clip.create_model('ViT-B-16', pretrained='clip.safetensors')"
+python -c "import open_clip; open_clip.create_model('ViT-B-16', pretrained='clip.safetensors')"   # of PCMEpp-ViT-B-16
 """
 
 import argparse
@@ -23,11 +23,14 @@ def main(argv: list[str]) -> None:
     if args.target.exists() and not args.overwrite:
         raise ValueError(f"{args.target} exists: name another file or add --overwrite.")
     kept, dropped = to_clip(args.source, args.target)
-    print(f"{args.target}: {len(kept)} tensors of a plain CLIP, without {len(dropped)} tensors that only PCME++ has.")
+    print(
+        f"{args.target}: {len(kept)} tensors of a plain open_clip model, without {len(dropped)} tensors that only "
+        "PCME++ has."
+    )
 
 
 def to_clip(source: Path, target: Path) -> tuple[list[str], list[str]]:
-    """Write the plain CLIP within `source` to `target`; the names of the tensors that were kept and dropped."""
+    """Write the plain model within `source` to `target`; the names of the tensors that were kept and dropped."""
     if target.suffix not in (".safetensors", ".pt"):
         raise ValueError(f"{target}: the target must end in .safetensors or .pt.")
     if not target.parent.is_dir():

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ..host.repos import CONFIG_FILE, OWN_TOKENIZER, WEIGHTS_FILE
 from ..host.towers import config_as_built
 from ..system import files
+from .lora import stock_state_dict
 from .pcmepp import ProbabilisticModel
 
 CARD = "README.md"
@@ -35,7 +36,7 @@ def export_model(
         card: the text of README.md.
         tokenizer: the model's own, where it is not CLIP's: an `open_clip.tokenizer.HFTokenizer`.
     """
-    return write_folder(folder, model.state_dict(), model_config_of(model, config), card, tokenizer)
+    return write_folder(folder, stock_state_dict(model), model_config_of(model, config), card, tokenizer)
 
 
 def model_config_of(model: nn.Module, config: str | dict) -> dict:

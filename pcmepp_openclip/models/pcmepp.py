@@ -11,6 +11,7 @@ from ..gaussian import Gaussian
 from ..host import towers as host
 from .branch import Branch
 from .cached import CachedTokens
+from .lora import add_lora
 from .split import SplitBranch
 from .top import TopBranch
 
@@ -50,7 +51,8 @@ class ProbabilisticModel(nn.Module):
     without weights, or with those of a plain model.
 
     Locking a tower freezes open_clip's part of it; its log-variance branch, which has no pretrained weights to
-    preserve, stays trainable. `freeze_towers` freezes everything else.
+    preserve, stays trainable. `freeze_towers` freezes everything else, and `add_lora` trains low-rank changes of the
+    towers.
     """
 
     visual: Any
@@ -60,6 +62,7 @@ class ProbabilisticModel(nn.Module):
     context_length: int
     fresh_logvar: bool = True
     head_only: bool = False
+    has_lora: bool = False
 
     def __init__(
         self,
@@ -81,6 +84,7 @@ class ProbabilisticModel(nn.Module):
         built: dict[str, Any] = {"quick_gelu": quick_gelu, "cast_dtype": cast_dtype}
         super().__init__(embed_dim, vision_cfg, text_cfg, **built, **clip_kwargs)
         host.check_parts(self)
+        host.fit_image_size(self)
         self.pcmepp_cfg, self.embed_dim = cfg, embed_dim
         new_blocks = {"image": (host.image_blocks, vision_cfg), "text": (host.text_blocks, text_cfg)}
         for name, branch in (("image", self.image_branch), ("text", self.text_branch)):
@@ -235,7 +239,18 @@ class ProbabilisticModel(nn.Module):
             for module in self.modules():
                 if id(module) not in trained:
                     module.training = False
+        if self.has_lora:
+            for module in self.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.training = False
         return self
+
+    def add_lora(self, rank: int) -> None:
+        """Train low-rank changes of the weights of both towers, see `lora`, next to the log-variance branches, a, b and
+        the logit scale and bias. All else is frozen, and batch norms keep their statistics, also in training mode."""
+        add_lora(self, rank, kept=lambda name: is_pcmepp_parameter(name) or name in ("logit_scale", "logit_bias"))
+        self.has_lora = True
+        self.train(self.training)
 
     @torch.no_grad()
     def cache_image(self, image: Tensor) -> CachedTokens:

@@ -71,8 +71,9 @@ def _place(names: Iterable[str], is_image: bool) -> str | None:
 
 def _differences(missing: list[str], unknown: list[str]) -> str:
     parts = {"it lacks": missing, "unknown are": unknown}
-    return "; ".join(f"{words} {_some(names)}" for words, names in parts.items() if names)
+    found = "; ".join(f"{words} {_some(names)}" for words, names in parts.items() if names)
+    return f"{found}; use the model config that it was trained with"
 
 
-def _some(names: list[str], most: int = 5) -> str:
+def _some(names: list[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -91,7 +91,7 @@ def own_parser() -> argparse.ArgumentParser:
         metavar="RANKS",
         help="check the flags and the data and print what a run on RANKS ranks would do, without training",
     )
-    group = parser.add_argument_group("training of the log-variance branch alone")
+    group = parser.add_argument_group("frozen towers")
     group.add_argument(
         "--head-only",
         action="store_true",
@@ -102,6 +102,13 @@ def own_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="with --head-only: compute the output of the frozen towers once, without augmentations, keep it in DIR, "
         "and train on that",
+    )
+    group.add_argument(
+        "--lora",
+        type=int,
+        metavar="RANK",
+        help="freeze the weights of both towers, and train changes of this rank to them (LoRA) in addition to the "
+        "log-variance branch",
     )
     data.add_arguments(parser)
     push.add_arguments(parser)
@@ -147,6 +154,7 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> tuple[argparse.Namespac
     flags.check_numbers(args)
     check_minutes(own)
     args.pcmepp_cfg = merged_cfg(args)
+    flags.check_for_lora(args)
     data_flags = data.DataFlags.from_args(args, redact_args(args))
     check_head_only(args, data_flags)
     _, args.rank, args.world_size = training.world_info_from_env()

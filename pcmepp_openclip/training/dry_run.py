@@ -12,7 +12,7 @@ from .. import cache, data
 from ..host import weights
 from ..host.flags import PlannedRun, empty_batch, model_without_weights, planned_run
 from ..host.towers import embedding_dim
-from ..models import state_dict
+from ..models.lora import lora_state_dict
 from ..runs import checkpoints
 
 
@@ -26,10 +26,13 @@ def dry_run(args: Any, spec: data.DataSpec) -> None:
 
 def describe(args: Any, spec: data.DataSpec) -> Iterator[tuple[str, str]]:
     run, model = planned_run(args), model_without_weights(args)
-    parameters = sum(p.numel() for p in model.parameters())
+    parameters, start = sum(p.numel() for p in model.parameters()), _start(run, model)
+    if args.lora:
+        model.add_lora(args.lora)
+    saved = parameters + sum(tensor.numel() for tensor in lora_state_dict(model).values())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     yield "model", f"{run.model}, {parameters:,} parameters, {trained:,} trained"
-    yield "weights", _start(run, model)
+    yield "weights", start
 
     global_batch = run.batch_size * run.world_size * run.accum_freq
     yield "ranks", str(run.world_size)
@@ -51,7 +54,7 @@ def describe(args: Any, spec: data.DataSpec) -> Iterator[tuple[str, str]]:
     yield "samples seen", f"{seen:,}"
     for name, share in sources:
         yield f"  of {name}", f"{seen * share:,.0f} ({100 * share:.1f} %)"
-    yield "checkpoint size", f"about {(parameters + 2 * trained) * 4 / 1e9:.2f} GB"
+    yield "checkpoint size", f"about {(saved + 2 * trained) * 4 / 1e9:.2f} GB"
     if run.cache_tokens is not None:
         yield "token cache", _cache(Path(run.cache_tokens), model, sum(total or 0 for total in spec.totals))
     if run.pcmepp_cfg is not None and run.world_size > 1:
@@ -75,9 +78,9 @@ def _start(run: PlannedRun, model: Any) -> str:
     if not run.pretrained:
         return "random"
     if Path(run.pretrained).is_file():
-        if run.pcmepp_cfg is not None:
+        if run.pcmepp_cfg is not None and not run.pretrained.endswith(weights.BIG_VISION):
             try:
-                state_dict.reconcile_state_dict(model, weights.read_state_dict(run.pretrained))
+                weights.fitting(model, run.pretrained)
             except ValueError as error:
                 raise ValueError(f"--pretrained {run.pretrained}: {error}") from error
         return f"from the file {run.pretrained}"

@@ -22,7 +22,7 @@ from ..runs.lock import FolderLock, take_folder
 from .coordination import RankCoordinator, Stopped
 from .monitor import Monitor
 from .push import Pusher
-from .resuming import ResumedRun
+from .resuming import ResumedRun, restore_lora
 from .revalidation import Validator
 from .saving import CheckpointWriter, NotSaved, checkpoint_of
 from .steps import Batches, EpochStart, EpochSteps, Progress
@@ -91,9 +91,12 @@ class TrainingHooks:
         """The checkpoint to resume from. Checkpoints of stock open_clip work as well."""
         local = Path(path).is_file()
         checkpoint = checkpoints.load(Path(path)) if local else training.stock_pt_load(path, map_location="cpu")
+        hyperparameters, resumed = self.description.hyperparameters, None
         if "state_dict" in checkpoint:
             checkpoint["state_dict"] = plain_names(checkpoint["state_dict"])
-            resumed = ResumedRun(Path(path), checkpoint, self.settings, self.description.hyperparameters)
+            resumed = ResumedRun(Path(path), checkpoint, self.settings, hyperparameters)
+        restore_lora(path, checkpoint, expected="lora" in hyperparameters)
+        if resumed is not None:
             self.resumed, self.progress.samples_seen = resumed, resumed.samples_seen
             if any(self.coordinator.gather(resumed.is_unvalidated(checkpoint.get("epoch", 0)))):
                 # `main` repeats the last epoch: `train_epoch` returns at once, and `validate` follows.

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..config import PCMEppCfg
 from ..losses.collectives import all_reduce
 from ..losses.pcmepp import PCMEppLoss
 from ..runs import checkpoints, record
@@ -37,7 +38,8 @@ class Monitor:
 
     def __init__(self, loss: nn.Module, checkpoints: Path, rank: int, distributed: bool, wandb: bool, cfg: dict | None):
         self.loss = MonitoredLoss(loss, checkpoints, distributed)
-        self.rank, self.wandb, self.cfg = rank, wandb, cfg or {}
+        self.rank, self.wandb = rank, wandb
+        self.cfg = PCMEppCfg.parse(cfg).as_json() if cfg else {}  # with the defaults of keys that are not given
         self.history: Path | None = None  # the file in which the loss is recorded
         self.warned = False
 

@@ -6,9 +6,27 @@ from typing import Any
 
 from ..host.flags import RunSettings
 from ..host.published import AT_START
+from ..models.lora import whole_state_dict
 from ..runs import checkpoints, record
 from .revalidation import lacks_validation
 from .steps import EpochStart
+
+
+def restore_lora(path: str, checkpoint: dict, expected: bool) -> None:
+    """Let `state_dict` of a checkpoint be that of a model with LoRA, if it is of such a run.
+
+    Arguments:
+        expected: whether the resumed run has --lora. ValueError if the checkpoint's has not, or the other way round.
+    """
+    lora = checkpoint.pop("lora", None)
+    if expected != (lora is not None):
+        was, given = ("without", "with") if expected else ("with", "without")
+        raise ValueError(
+            f"--resume {path} was saved {was} --lora and cannot be resumed {given} it: start a new run from its "
+            "weights by --pretrained."
+        )
+    if lora is not None:
+        checkpoint["state_dict"] = whole_state_dict(checkpoint["state_dict"], lora)
 
 
 class ResumedRun:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..host.flags import RunSettings
 from ..host.training import innermost
+from ..models.lora import lora_state_dict, stock_state_dict
 from ..runs import checkpoints
 from ..runs.lock import FolderInUse, FolderLock
 from ..system.errors import RunFailed
@@ -79,15 +80,19 @@ class CheckpointWriter:
 def checkpoint_of(
     model: Any, optimizer: Any, scaler: Any, name: str, epochs: int, training: dict[str, Any], about: dict[str, Any]
 ) -> dict[str, Any]:
-    """The content of a checkpoint: the entries of stock open_clip, `training` and `about`."""
+    """The content of a checkpoint: the entries of stock open_clip, `training` and `about`. Of a model with LoRA,
+    `state_dict` is that of the model without, and `lora` what else a resumed run needs."""
+    model = innermost(model)
     checkpoint = {
         "epoch": epochs,
         "name": name,
-        "state_dict": innermost(model).state_dict(),
+        "state_dict": stock_state_dict(model),
         "optimizer": optimizer.state_dict(),
         "training": training,
         "about": about,
     }
+    if lora := lora_state_dict(model):
+        checkpoint["lora"] = lora
     if scaler is not None:
         checkpoint["scaler"] = scaler.state_dict()
     return checkpoint

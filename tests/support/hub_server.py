@@ -615,8 +615,8 @@ class _Handler(BaseHTTPRequestHandler):
                 yield block
 
 
-_REPO = r"/api/(models|datasets|spaces)/([^/]+/[^/]+)"
-_PAGE = r"/(?:(datasets|spaces)/)?([^/]+/[^/]+)"
+_REPO = r"/api/(models|datasets|spaces)/([^/]+(?:/[^/]+)?)"  # the oldest repos, such as roberta-base, are nobody's
+_PAGE = r"/(?:(datasets|spaces)/)?([^/]+(?:/[^/]+)?)"
 ROUTES = [
     ("GET", r"/api/whoami-v2", "whoami"),
     ("POST", r"/api/validate-yaml", "validate_yaml"),

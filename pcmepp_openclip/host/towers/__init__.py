@@ -20,7 +20,7 @@ from .config import check_towers, config_as_built, default_heads, embedding_dim,
 from .huggingface import HuggingFaceTower
 from .resnet import ResNetTower
 from .text import ClipTextTower, CustomTextTower
-from .timm import TimmTower
+from .timm import TimmTower, set_image_size, take_size_of
 from .vit import VisionTransformerTower
 
 __all__ = [
@@ -41,10 +41,12 @@ __all__ = [
     "config_as_built",
     "default_heads",
     "embedding_dim",
+    "fit_image_size",
     "image_blocks",
     "image_tower",
     "outputs_of",
     "parts_of",
+    "set_image_size",
     "set_recompute",
     "text_blocks",
     "text_may_be_cut",
@@ -77,6 +79,16 @@ def _first_that_fits(towers: tuple[type[Tower], ...], model: Any) -> Tower:
 def check_parts(model: Any) -> None:
     """ImportError, with the cure, if open_clip's model lacks an attribute that a PCME++ model is built on."""
     check_attributes(model, (*MODEL_PARTS, *image_tower(model).parts, *text_tower(model).parts))
+
+
+def fit_image_size(model: Any, state_dict: dict | None = None) -> None:
+    """Give the image tower the size of the model's config, or, before they are loaded, that of a file's tensors."""
+    if not TimmTower.fits(model):
+        return  # open_clip's own are built for it, and their files are resized when they are loaded
+    if state_dict is None:
+        set_image_size(model.visual)
+    else:
+        take_size_of(model.visual, state_dict)
 
 
 @contextlib.contextmanager

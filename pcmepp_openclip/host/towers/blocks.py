@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from open_clip.model import CLIPTextCfg, CLIPVisionCfg, _build_text_tower, _build_vision_tower
 from torch import nn
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 PARTS = ("attn", "ln_1", "ls_1", "ln_2", "ls_2", "mlp")  # of each block, which are used
 
@@ -43,7 +44,7 @@ class BlockParts:
 
 def parts_of(block: Any) -> BlockParts | None:
     """The parts of a block, or None for open_clip's custom blocks (qk_norm, scale_heads, ...), which are a whole."""
-    if type(block.attn) is not nn.MultiheadAttention:
+    if type_before_parametrizations(block.attn) is not nn.MultiheadAttention:  # LoRA makes a subclass
         return None
     return BlockParts(block.ln_1, block.attn, block.ls_1, block.ln_2, block.mlp, block.ls_2)
 

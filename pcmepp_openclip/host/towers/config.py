@@ -82,6 +82,9 @@ def config_as_built(model: Any, model_cfg: dict) -> dict:
         model_cfg.setdefault("init_logit_bias", -10.0)  # that there is one; its value is among the weights
     if "hf_model_name" not in model_cfg["text_cfg"] and "multimodal_cfg" not in model_cfg:  # theirs mean another length
         model_cfg["text_cfg"]["context_length"] = model.context_length
+    for tower, key in (("vision_cfg", "timm_model_pretrained"), ("text_cfg", "hf_model_pretrained")):
+        if key in model_cfg[tower]:
+            model_cfg[tower][key] = False  # its weights are the model's own
     size = model.visual.image_size
     height, width = size if isinstance(size, (tuple, list)) else (size, size)
     model_cfg["vision_cfg"]["image_size"] = height if height == width else [height, width]

@@ -47,6 +47,41 @@ class TimmTower(Tower):
         return visual.head(visual.trunk.forward_head(tokens.features))
 
 
+def set_image_size(visual: Any) -> None:
+    """Give a trunk that is built for one size of images the size of the model's config.
+
+    open_clip builds it for timm's default, and resizes it only after the weights are loaded and only where the size is
+    forced; a model that was trained at another size could not be loaded by its config."""
+    size, built = tuple(visual.image_size), _built_size(visual)
+    if built is not None and built != size:
+        visual.trunk.set_input_size(size)
+
+
+def take_size_of(visual: Any, state_dict: dict) -> None:
+    """Give a trunk timm's default size if a file's tensors fit only that; `set_image_size` then resizes what is loaded.
+
+    Arguments:
+        state_dict: the tensors of the whole model.
+    """
+    size, default = _built_size(visual), tuple(getattr(visual.trunk, "default_cfg", {}).get("input_size", ())[1:])
+    if size is None or not default or size == default or _fits(visual, state_dict):
+        return
+    visual.trunk.set_input_size(default)
+    if not _fits(visual, state_dict):
+        visual.trunk.set_input_size(size)
+
+
+def _built_size(visual: Any) -> tuple[int, ...] | None:
+    """The size that a trunk is built for, or None where it takes any."""
+    size = getattr(getattr(visual.trunk, "patch_embed", None), "img_size", None)
+    return tuple(size) if size is not None and hasattr(visual.trunk, "set_input_size") else None
+
+
+def _fits(visual: Any, state_dict: dict) -> bool:
+    found = {name: state_dict.get(f"visual.trunk.{name}", tensor) for name, tensor in visual.trunk.state_dict().items()}
+    return all(found[name].shape == tensor.shape for name, tensor in visual.trunk.state_dict().items())
+
+
 def _flatten(features: Tensor, layout: str) -> Tensor:
     """Tokens [N, L, C] of what a trunk returns: tokens already, or a map whose channels come first or last."""
     if features.ndim == 3:
