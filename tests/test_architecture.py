@@ -15,7 +15,13 @@ from helpers import REPO
 
 PACKAGE = "pcmepp_openclip"
 MATHS = ("gaussian", "precision", "distances", "losses")
-EVALUATORS = tuple(f"evaluation.{name}" for name in ("retrieval", "uncertainty", "zeroshot", "bprw", "coco"))
+EVALUATORS = tuple(
+    f"evaluation.{name}"
+    for name in (
+        *("retrieval", "coco", "conformal", "zeroshot", "bprw"),
+        *("uncertainty", "levels", "failure", "neighbours", "vagueness"),
+    )
+)
 NOT_MATHS = ("argparse", "pathlib", "os", "io", "json", "shutil", "tempfile", "open_clip", "open_clip_train")
 MAX_ROOT_MODULES = 8
 

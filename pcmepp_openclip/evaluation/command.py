@@ -23,23 +23,25 @@ from ..host.data import bounded
 from ..models.pcmepp import ProbabilisticModel
 from ..reports import report
 from ..system import files
-from . import coco, pages
+from . import coco, pages, questions
 from .datasets import Captioned, Labelled, read_captioned, read_karpathy, read_labelled
 from .encode import Encoder, process_group
-from .tasks import TaskResult, evaluate_retrieval, evaluate_zeroshot
+from .hierarchies import Hierarchies, read_hierarcaps, read_himo
+from .tasks import TaskResult, evaluate_retrieval, evaluate_vagueness, evaluate_zeroshot
 
 
 def main(argv: list[str]) -> None:
     args = _arguments(argv)
-    captioned, labelled = _datasets(args)  # before the model, so that mistakes show at once
+    captioned, labelled, chains = _datasets(args)  # before the model, so that mistakes show at once
     _check_out(args.out)
     with process_group() as rank:
         encoder, notes = load(args)
         if rank == 0:
             for note in notes:
                 print(f"note: {note}", file=sys.stderr)
-        results = [evaluate_retrieval(encoder, name, data, rank) for name, data in captioned.items()]
-        results += [evaluate_zeroshot(encoder, name, *data, rank) for name, data in labelled.items()]
+        results = [evaluate_retrieval(encoder, name, data, rank, args.crops) for name, data in captioned.items()]
+        results += [evaluate_zeroshot(encoder, name, *data, rank, args.crops) for name, data in labelled.items()]
+        results += [evaluate_vagueness(encoder, name, data, rank, himo=name == "himo") for name, data in chains.items()]
         if rank == 0:
             try:
                 write_results(args, encoder, [result for result in results if result is not None], notes)
@@ -81,11 +83,20 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     )
     group.add_argument("--coco", metavar="JSON", help="Karpathy's dataset_coco.json: COCO 1K, 5K, CxC, ECCV Caption")
     group.add_argument("--coco-images", metavar="FOLDER", help="the folder that contains COCO's val2014")
+    group.add_argument("--hierarcaps", metavar="CSV", help="HierarCaps' hierarcaps_test.csv: vague and exact captions")
+    group.add_argument("--hierarcaps-images", metavar="FOLDER", help="the folder that contains COCO's val2014")
+    group.add_argument("--himo", metavar="JSON", help="HiMo-CLIP's himo_docci_data.json: ever longer captions")
+    group.add_argument("--himo-images", metavar="FOLDER", help="the folder of DOCCI's images")
     group.add_argument("--split", default="test", help="the split to evaluate on (default: test)")
     group.add_argument(
         "--val-split",
         default="val",
         help="the split on which zero-shot settings are chosen, if it exists (default: val)",
+    )
+    group.add_argument(
+        "--crops",
+        action="store_true",
+        help="also encode a centre crop of each image: is it more uncertain than the whole?",
     )
     group = parser.add_argument_group("output and computation")
     group.add_argument("--out", required=True, type=Path, help="folder for results, report and cached embeddings")
@@ -101,8 +112,12 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     )
     group.add_argument("--device", help="default: cuda if available, else cpu")
     args = parser.parse_args(argv)
-    if not (args.retrieval or args.zeroshot or args.coco):
-        raise ValueError("There is nothing to evaluate on: give --retrieval, --zeroshot or --coco.")
+    if not (args.retrieval or args.zeroshot or args.coco or args.hierarcaps or args.himo):
+        flags = "--retrieval, --zeroshot, --coco, --hierarcaps or --himo"
+        raise ValueError(f"There is nothing to evaluate on: give {flags}.")
+    for flag in ("coco", "hierarcaps", "himo"):
+        if vars(args)[f"{flag}_images"] and not vars(args)[flag]:
+            raise ValueError(f"--{flag}-images needs --{flag}, the file with the captions.")
     if args.coco and not args.coco_images:
         raise ValueError("--coco needs --coco-images, the folder that contains COCO's val2014.")
     if args.batch_size < 1 or args.workers < 0:
@@ -112,7 +127,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
 
 def _datasets(
     args: argparse.Namespace,
-) -> tuple[dict[str, Captioned], dict[str, tuple[Labelled, Labelled | None]]]:
+) -> tuple[dict[str, Captioned], dict[str, tuple[Labelled, Labelled | None]], dict[str, Hierarchies]]:
     captioned = {name: read_captioned(where, args.split) for name, where in _named(args.retrieval, "--retrieval")}
     if args.coco:
         package, data = coco.load_eccv_caption(), read_karpathy(args.coco, args.coco_images, args.split)
@@ -123,7 +138,12 @@ def _datasets(
     for name, where in _named(args.zeroshot, "--zeroshot"):
         apart = (Path(where) / args.val_split).is_dir() and args.val_split != args.split
         labelled[name] = read_labelled(where, args.split), read_labelled(where, args.val_split) if apart else None
-    return captioned, labelled
+    chains: dict[str, Hierarchies] = {}
+    if args.hierarcaps:
+        chains["hierarcaps"] = read_hierarcaps(args.hierarcaps, args.hierarcaps_images)
+    if args.himo:
+        chains["himo"] = read_himo(args.himo, args.himo_images)
+    return captioned, labelled, chains
 
 
 def _named(texts: list[str], flag: str) -> list[tuple[str, str]]:
@@ -201,9 +221,12 @@ def write_results(args: argparse.Namespace, encoder: Encoder, results: list[Task
     frame = pages.metric_frame(results)
     files.write_whole(args.out / "metrics.csv", lambda path: frame.to_csv(path, index=False))
     for result in results:
-        print(f"\n{'Zero-shot' if result.task == 'zeroshot' else 'Retrieval'}: {result.name}")
+        print(f"\n{pages.TITLES[result.task]}: {result.name}")
         print(pages.text_table(result))
     name = args.model if not args.pretrained else f"{args.model}, {Path(args.pretrained).name}"
     lead = f"Split {args.split}, {args.precision}, weights {encoder.fingerprint[:12]}. {' '.join(notes)}"
-    page = report.write_report(args.out, f"Evaluation of {name}", pages.report_sections(results), lead)
+    asked = list(questions.questions(results))
+    print(f"\n{questions.text_tables(asked)}")
+    sections = [*asked, *pages.report_sections(results)]
+    page = report.write_report(args.out, f"Evaluation of {name}", sections, lead)
     print(f"\n{args.out / 'results.json'}\n{args.out / 'metrics.csv'}\n{page}")

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+from torchvision.transforms import functional
 from tqdm import tqdm
 
 from ..data.batches import cut_texts
@@ -71,13 +72,23 @@ class Encoder:
         """The name of the distance that the model was trained with."""
         return self.model.pcmepp_cfg.distance if isinstance(self.model, ProbabilisticModel) else "cosine"
 
-    def images(self, places: Sequence[ImageRef], name: str = "images") -> Gaussian:
+    def images(
+        self, places: Sequence[ImageRef], name: str = "images", crops: Sequence[float] | None = None
+    ) -> Gaussian:
+        """`crops`: for each image the side of the centre crop that is encoded in its place, as a share of its own."""
         stamps = {file: os.stat(file) for file in {place.file for place in places}}
-        facts = [(*place, stamps[place.file].st_size, stamps[place.file].st_mtime_ns) for place in places]
+        facts: list[Any] = [(*place, stamps[place.file].st_size, stamps[place.file].st_mtime_ns) for place in places]
+        if crops is not None:
+            facts = list(zip(facts, crops, strict=True))
 
         def encode(indices: range) -> Gaussian:
             loader: DataLoader = DataLoader(
-                _Images([places[i] for i in indices], self.preprocess, self.upright),
+                _Images(
+                    [places[i] for i in indices],
+                    self.preprocess,
+                    self.upright,
+                    None if crops is None else [crops[i] for i in indices],
+                ),
                 self.batch_size,
                 num_workers=self.workers,
             )
@@ -166,8 +177,10 @@ def _digest(path: Path, tensors: dict[str, Tensor]) -> str:
 
 
 class _Images(Dataset):
-    def __init__(self, places: Sequence[ImageRef], preprocess: Any, upright: bool):
-        self.places, self.preprocess, self.upright = places, preprocess, upright
+    def __init__(
+        self, places: Sequence[ImageRef], preprocess: Any, upright: bool, crops: Sequence[float] | None = None
+    ):
+        self.places, self.preprocess, self.upright, self.crops = places, preprocess, upright, crops
 
     def __len__(self) -> int:
         return len(self.places)
@@ -175,10 +188,18 @@ class _Images(Dataset):
     def __getitem__(self, index: int) -> Tensor:
         place = self.places[index]
         try:
-            return self.preprocess(decode_image(place.read(), upright=self.upright))
+            pixels = self.preprocess(decode_image(place.read(), upright=self.upright))
         except BadImage as error:
             # Left out, it would change the numbers without a word.
             raise ValueError(f"An image of {place.file} (at byte {place.offset}) cannot be read: {error}.") from None
+        return pixels if self.crops is None else centre_crop(pixels, self.crops[index])
+
+
+def centre_crop(pixels_CHW: Tensor, ratio: float) -> Tensor:
+    """The middle of an image, a square of `ratio` times its shorter side, at the size of the whole, [C, H, W]."""
+    size = list(pixels_CHW.shape[1:])
+    side = max(1, round(min(size) * ratio))
+    return functional.resize(functional.center_crop(pixels_CHW, [side, side]), size, antialias=True)
 
 
 @contextlib.contextmanager

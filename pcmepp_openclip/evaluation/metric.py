@@ -15,7 +15,10 @@ class Metric:
         direction: "image_to_text" or "text_to_image", or empty.
         samples: "images" or "captions" for a number about their uncertainty, or empty.
         hit: what counts as a hit there, such as "csd_R@1", or empty.
+        score: what is compared with the hits in place of the uncertainty, such as "max_softmax", or empty for the
+            uncertainty itself.
         group: the group of samples that it is about, such as "condition=blurred", or empty.
+        low, high: the ends of its interval, where it has one.
     """
 
     name: str
@@ -25,17 +28,26 @@ class Metric:
     samples: str = ""
     hit: str = ""
     group: str = ""
+    score: str = ""
+    low: float | None = None
+    high: float | None = None
 
     @property
     def key(self) -> str:
         """The name in files and logs. A ranking by the cosine has open_clip's own name, "image_to_text_R@1"; one by
         another distance has that in front, "csd/image_to_text_R@1". Numbers about uncertainties read like
-        "captions/csd_R@1/miss_AUROC" and "images/condition=blurred/AUROC"."""
+        "captions/csd_R@1/miss_AUROC" and "images/condition=blurred/AUROC", and those about another score
+        "captions/csd_R@1/max_softmax/miss_AUROC"."""
         distance = "" if self.distance == "cosine" else self.distance
-        parts = [self.samples, self.hit, self.group] if self.samples else [distance]
+        parts = [self.samples, self.hit, self.group, self.score] if self.samples else [distance]
         return "/".join([*filter(None, parts), "_".join(filter(None, (self.direction, self.name)))])
 
 
 def as_dict(metrics: Iterable[Metric]) -> dict[str, float]:
-    """Values by key."""
-    return {metric.key: metric.value for metric in metrics}
+    """Values by key; the ends of an interval have the key of the value and "_low" or "_high" after it."""
+    found = {}
+    for metric in metrics:
+        found[metric.key] = metric.value
+        ends = (("low", metric.low), ("high", metric.high))
+        found |= {f"{metric.key}_{end}": value for end, value in ends if value is not None}
+    return found

@@ -16,6 +16,7 @@ from .tasks import QueryResults, TaskResult
 EXTREMES = 8  # the most and the least uncertain samples that are shown
 COLOURS = ("#2a8c86", "#c8742c", "#7a68b3", "#b3456b", "#6b8e23")  # readable on light and on dark
 
+TITLES = {"retrieval": "Retrieval", "zeroshot": "Zero-shot", "vagueness": "Vagueness"}
 RETRIEVAL = (
     "R@k is the share of queries whose own partner is among the first k; mAP@R and R-Precision count all right answers"
 )
@@ -26,6 +27,11 @@ prompts are taken, or how they are weighted.
 Rows with "oracle" choose on the very images that they are measured on: no result. "bprw_unlabelled"
 has seen these images, without their classes. "chosen_on_validation", "best_K_per_class" and "bprw" use a validation
 split."""
+VAGUENESS = """\
+Chains of captions of one image, from vague to exact. "kendall tau" is the mean agreement of the order in a chain with
+the order by certainty, by the distance of the mean from that of the empty caption (radius), or by the number of words;
+1 is full agreement, 0 is chance. The columns of distances are for HiMo@K, which correlates the place in the chain with
+how near the caption is to the image."""
 UNCERTAINTY = """\
 The uncertainty of a sample is the sum of its variances. It has no unit: compare within one model. "bin_correlation" is
 over 10 bins of equal size, -1 where hits fall steadily with uncertainty; "miss_AUROC" is how often a miss is more
@@ -56,25 +62,38 @@ def metric_frame(results: Sequence[TaskResult]) -> pd.DataFrame:
 def task_table(result: TaskResult) -> pd.DataFrame:
     """The metrics of the task, one row per metric and one column per distance, as text."""
     frame = metric_frame([result])
+    if result.task == "vagueness":
+        return _pivot(frame["name"], (frame.score + frame.distance).replace("", "uncertainty"), cells(frame))
     frame = frame[frame.samples == ""]
     labels = (frame.direction + "_" + frame["name"]).str.strip("_")
-    return _pivot(labels, frame.distance.replace("", "accuracy"), frame.value)
+    return _pivot(labels, frame.distance.replace("", "accuracy"), cells(frame))
 
 
 def uncertainty_table(result: TaskResult, samples: str) -> pd.DataFrame:
     """The metrics about the uncertainty of the images or the captions: one column per kind of hit, and a first column
     for those that have to do with none."""
     frame = metric_frame([result])
-    frame = frame[frame.samples == samples]
+    frame = frame[(frame.samples == samples) & (frame.score == "")]
     labels = (frame.group + " " + frame["name"]).str.strip()
-    table = _pivot(labels, frame.hit.replace("", "all samples"), frame.value)
+    table = _pivot(labels, frame.hit.replace("", "all samples"), cells(frame))
     return table[sorted(table.columns, key=lambda column: column != "all samples")]
 
 
-def _pivot(labels: pd.Series, columns: pd.Series, values: pd.Series) -> pd.DataFrame:
-    """Values as text, by label and column, in the order in which these first occur."""
-    cells = pd.DataFrame({"label": labels, "column": columns, "cell": values.map(_number)})
-    table = cells.pivot(index="label", columns="column", values="cell").fillna("")
+def cells(frame: pd.DataFrame) -> pd.Series:
+    """The values as text, with their intervals."""
+    columns = zip(frame.value, frame.low.astype(float), frame.high.astype(float), strict=True)
+    return pd.Series([_with_interval(*cell) for cell in columns], frame.index, dtype=str)
+
+
+def _with_interval(value: float, low: float, high: float) -> str:
+    text = _number(value)
+    return f"{text} ({_number(low)} to {_number(high)})" if math.isfinite(low) and math.isfinite(high) else text
+
+
+def _pivot(labels: pd.Series, columns: pd.Series, texts: pd.Series) -> pd.DataFrame:
+    """Texts by label and column, in the order in which these first occur."""
+    frame = pd.DataFrame({"label": labels, "column": columns, "cell": texts})
+    table = frame.pivot(index="label", columns="column", values="cell").fillna("")
     return table.loc[labels.unique(), columns.unique()].rename_axis(index=None, columns=None)
 
 
@@ -92,6 +111,9 @@ def _numbers(result: TaskResult) -> Section:
     if result.task == "zeroshot":
         text = f"{len(data.images):,} images of {len(data.classes):,} classes. {ZEROSHOT}"
         return Section(f"Zero-shot: {result.name}", text, _rows(table), ["prompts", *table.columns])
+    if result.task == "vagueness":
+        text = f"{len(data.chains):,} chains, {len(data.images):,} images. {VAGUENESS}"
+        return Section(f"Vagueness: {result.name}", text, _rows(table), ["", *map(words_of, table.columns)])
     text = f"{len(data.images):,} images, {len(data.captions):,} captions. {RETRIEVAL}"
     known = data.images_of_caption is not None
     text += ", of which all are known here." if known else ", which here are the pairs alone."
@@ -113,15 +135,15 @@ def _uncertainty(result: TaskResult, query: QueryResults, text: str) -> Section:
     if query.samples == "captions":
         drawn.append(Plot(f"{prefix}-words", _words(result, query), "mean uncertainty of captions of one length"))
     table = uncertainty_table(result, query.samples)
-    header = ["", *map(_words_of, table.columns)]
+    header = ["", *map(words_of, table.columns)]
     return Section(f"{title} and their uncertainty", text, _rows(table), header, drawn)
 
 
 def _rows(table: pd.DataFrame) -> list[list[str]]:
-    return [[_words_of(str(label)), *cells] for label, *cells in table.itertuples()]
+    return [[words_of(str(label)), *cells] for label, *cells in table.itertuples()]
 
 
-def _words_of(name: str) -> str:
+def words_of(name: str) -> str:
     """A metric's name to read, and to break where a line is short."""
     return name.replace("_", " ").replace("/", ": ").replace("=", " = ")
 
@@ -151,7 +173,7 @@ def _reliability(query: QueryResults) -> Any:
     figure, axes = plots.new(x="confidence", y="hits")
     axes.plot([0, 1], [0, 1], color=plots.INK, linewidth=0.8, linestyle=":")
     for (name, hit), colour in zip(query.hits.items(), COLOURS, strict=False):
-        found, _ = uncertainty.reliability(query.confidence, hit)
+        found, _ = uncertainty.reliability(query.confidences["max_softmax"], hit)
         axes.plot([x for x, _, _ in found], [y for _, y, _ in found], "o-", label=name, color=colour)
     axes.legend(frameon=False, labelcolor=plots.INK)
     return figure

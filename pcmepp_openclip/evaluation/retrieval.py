@@ -127,8 +127,8 @@ class _Right(NamedTuple):
     @classmethod
     def of(cls, gallery: Gaussian, own: Matches, matches: Matches | None) -> "_Right":
         counts = [len(items) for items in (own if matches is None else matches)]
-        match_NR = None if matches is None else _places(matches, gallery)
-        return cls(_places(own, gallery), match_NR, torch.tensor(counts, device=gallery.mean.device))
+        match_NR = None if matches is None else places(matches, gallery)
+        return cls(places(own, gallery), match_NR, torch.tensor(counts, device=gallery.mean.device))
 
 
 def _rank(distance: str, direction: str, query: Gaussian, gallery: Gaussian, right: _Right) -> Ranking:
@@ -149,7 +149,7 @@ def _rank(distance: str, direction: str, query: Gaussian, gallery: Gaussian, rig
 
 def match_ranks(query: Gaussian, gallery: Gaussian, matches: Matches, distance: str) -> Tensor:
     """The rank, from 0, of the first right item for each query, [N]."""
-    place_NR = _places(matches, gallery)
+    place_NR = places(matches, gallery)
     return torch.cat([first_rank(score, place_NR[rows]) for rows, score in scores(query, gallery, distance)])
 
 
@@ -220,7 +220,7 @@ def first_rank(score_nM: Tensor, place_nR: Tensor) -> Tensor:
     return rank_n.masked_fill(best_n1[:, 0].isnan(), columns - 1)  # nothing is closer than nan, and nothing is found
 
 
-def _places(matches: Matches, gallery: Gaussian) -> Tensor:
+def places(matches: Matches, gallery: Gaussian) -> Tensor:
     """Where each query's right items are in `tie_order`, [N, R], padded with M."""
     device, size = gallery.mean.device, len(gallery.mean)
     place_M = torch.empty(size + 1, dtype=torch.long, device=device)
@@ -272,10 +272,3 @@ def invert(matches: Matches, count: int) -> list[list[int]]:
         for j in items:
             inverse[j].append(i)
     return inverse
-
-
-def confidence(query: Gaussian, gallery: Gaussian, scale: float, chunk: int = CHUNK) -> Tensor:
-    """The probability that the softmax over the gallery, by the cosine times `scale`, gives to its first item, [N]."""
-    step = max(1, chunk // len(gallery.mean))
-    logits = (scale * part @ gallery.mean.T for part in query.mean.split(step))
-    return torch.cat([part.softmax(dim=1).amax(dim=1) for part in logits])

@@ -15,11 +15,15 @@ from torch import Tensor
 
 from ..distances import DISTANCES
 from ..gaussian import Gaussian
-from . import coco, uncertainty
+from . import coco, conformal, neighbours, uncertainty, vagueness
 from .datasets import Captioned, Labelled
 from .encode import Encoder
+from .failure import confidences, failure
+from .hierarchies import Hierarchies
+from .levels import levels
 from .metric import Metric, as_dict
-from .retrieval import Ranking, confidence, rankings, retrieval_metrics
+from .retrieval import Ranking, invert, rankings, retrieval_metrics
+from .samples import ImageRef
 from .zeroshot import predict, weighted, zeroshot
 
 STANDARD_PROMPT = "a photo of a {c}."
@@ -33,20 +37,21 @@ class QueryResults:
         samples: "images" or "captions".
         uncertainty: [N].
         hits: [N] of 0 and 1, by what counts as a hit, such as "csd_R@1".
-        confidence: the softmax's probability of the first answer, [N].
+        confidences: what a model without uncertainties would go by, [N] each, see `failure.confidences`; of captions
+            also their length in words, `caption_length`.
     """
 
     samples: str
     uncertainty: Tensor
     hits: dict[str, Tensor]
-    confidence: Tensor
+    confidences: dict[str, Tensor]
 
 
 @dataclass
 class TaskResult:
     name: str
     task: str
-    data: Any  # Captioned or Labelled
+    data: Any  # Captioned, Labelled or Hierarchies
     metrics: list[Metric]
     probabilistic: bool
     queries: list[QueryResults] = field(default_factory=list)
@@ -55,11 +60,13 @@ class TaskResult:
         out: dict[str, Any] = {"images": len(self.data.images)}
         if isinstance(self.data, Captioned):
             out["captions"] = len(self.data.captions)
+        elif isinstance(self.data, Hierarchies):
+            out["chains"] = len(self.data.chains)
         else:
             out["classes"] = len(self.data.classes)
         values = as_dict(self.metrics)
         out["metrics"] = {key: value if math.isfinite(value) else None for key, value in values.items()}
-        if self.probabilistic:
+        if self.probabilistic and self.queries:
             out["bins"] = {
                 f"{query.samples}/{name}": uncertainty.bins(query.uncertainty, hit)
                 for query in self.queries
@@ -78,6 +85,7 @@ class CaptionedGaussians:
         rankings: both directions by each distance.
         queries: the images, then the captions.
         eccv_caption: that package, where the data are COCO, else None.
+        cropped: the Gaussians of the images' centre crops, [N, D], or None.
     """
 
     data: Captioned
@@ -87,6 +95,7 @@ class CaptionedGaussians:
     rankings: list[Ranking]
     queries: list[QueryResults]
     eccv_caption: Any = None
+    cropped: Gaussian | None = None
 
 
 @dataclass(frozen=True)
@@ -100,6 +109,7 @@ class LabelledGaussians:
         one_prompt: the index of the prompt that is also used alone.
         validation: Gaussians and labels of another split, or None.
         queries: the images.
+        cropped: the Gaussians of the images' centre crops, [N, D], or None.
     """
 
     data: Labelled
@@ -109,10 +119,15 @@ class LabelledGaussians:
     validation: tuple[Gaussian, Sequence[int]] | None
     probabilistic: bool
     queries: list[QueryResults]
+    cropped: Gaussian | None = None
 
 
-def evaluate_retrieval(encoder: Encoder, name: str, data: Captioned, rank: int = 0) -> TaskResult | None:
+def evaluate_retrieval(
+    encoder: Encoder, name: str, data: Captioned, rank: int = 0, crops: bool = False
+) -> TaskResult | None:
+    """`crops`: encode a centre crop of each image too."""
     images = encoder.images(data.images, f"{name}-images")
+    cropped = _cropped(encoder, name, data.images) if crops else None
     texts = encoder.texts(data.captions, f"{name}-captions")
     if rank:
         return None
@@ -126,23 +141,27 @@ def evaluate_retrieval(encoder: Encoder, name: str, data: Captioned, rank: int =
             if ranking.samples == samples and ranking.distance in ("cosine", encoder.distance)
             for label, hit in ranking.hits.items()
         }
-        sure = confidence(query, gallery, encoder.scale)
+        sure = confidences(query.mean, gallery.mean, encoder.scale)
+        if samples == "captions":
+            sure["caption_length"] = torch.tensor([float(len(caption.split())) for caption in data.captions])
         queries.append(QueryResults(samples, query.uncertainty, hits, sure))
     eccv_caption = None if data.coco_captions is None else coco.load_eccv_caption()
     if data.coco_captions is not None and encoder.probabilistic:
         hits_1k = coco.first_hits_1k(images, texts, data.coco_captions, data.image_of_caption, "csd", eccv_caption)
         for results, hit in zip(queries, hits_1k, strict=True):
             results.hits["coco_1k_csd_R@1"] = hit
-    encoded = CaptionedGaussians(data, images, texts, encoder.probabilistic, found, queries, eccv_caption)
+    encoded = CaptionedGaussians(data, images, texts, encoder.probabilistic, found, queries, eccv_caption, cropped)
     metrics = [metric for evaluate in RETRIEVAL_EVALUATORS.values() for metric in evaluate(encoded)]
     return TaskResult(name, "retrieval", data, metrics, encoder.probabilistic, queries)
 
 
 def evaluate_zeroshot(
-    encoder: Encoder, name: str, data: Labelled, validation: Labelled | None, rank: int = 0
+    encoder: Encoder, name: str, data: Labelled, validation: Labelled | None, rank: int = 0, crops: bool = False
 ) -> TaskResult | None:
+    """`crops`: encode a centre crop of each image too."""
     templates = data.templates or [template("{c}") for template in open_clip.OPENAI_IMAGENET_TEMPLATES]
     images = encoder.images(data.images, f"{name}-images")
+    cropped = _cropped(encoder, name, data.images) if crops else None
     prompts = encoder.texts([template.format(c=c) for c in data.classes for template in templates], f"{name}-prompts")
     known = None
     if validation is not None:
@@ -154,11 +173,37 @@ def evaluate_zeroshot(
     one_prompt = templates.index(STANDARD_PROMPT) if STANDARD_PROMPT in templates else 0
     classifier = weighted(prompts_CTD, torch.ones(shape[:2]))
     hit = (predict(images.mean, classifier)[:, 0] == torch.tensor(data.labels)).float()
-    sure = confidence(images, Gaussian(classifier, classifier), encoder.scale)
+    sure = confidences(images.mean, classifier, encoder.scale)
     queries = [QueryResults("images", images.uncertainty, {"accuracy": hit}, sure)]
-    encoded = LabelledGaussians(data, images, prompts_CTD, one_prompt, known, encoder.probabilistic, queries)
+    encoded = LabelledGaussians(data, images, prompts_CTD, one_prompt, known, encoder.probabilistic, queries, cropped)
     metrics = [metric for evaluate in ZEROSHOT_EVALUATORS.values() for metric in evaluate(encoded)]
     return TaskResult(name, "zeroshot", data, metrics, encoder.probabilistic, queries)
+
+
+def evaluate_vagueness(
+    encoder: Encoder, name: str, data: Hierarchies, rank: int = 0, himo: bool = False
+) -> TaskResult | None:
+    """`himo`: compute HiMo@K, in place of the traversal of HierarCaps."""
+    texts = encoder.texts([caption for chain in data.chains for caption in chain], f"{name}-captions")
+    root = encoder.texts([""], f"{name}-root")
+    images = encoder.images(data.images, f"{name}-images") if data.images else None
+    if rank:
+        return None
+    specificity = vagueness.specificities(data.chains, texts, root.mean[0], encoder.probabilistic)
+    metrics = list(vagueness.order(data.chains, specificity))
+    if images is not None and himo:
+        distances = list(DISTANCES) if encoder.probabilistic else ["cosine"]
+        metrics += vagueness.himo(data.chains, texts, images, data.image_of_chain, distances)
+    elif images is not None:
+        metrics += vagueness.traversal(data.chains, texts, images, data.image_of_chain, specificity)
+    return TaskResult(name, "vagueness", data, metrics, encoder.probabilistic)
+
+
+def _cropped(encoder: Encoder, name: str, places: Sequence[ImageRef]) -> Gaussian | None:
+    """What has no uncertainty needs no crops."""
+    if not encoder.probabilistic:
+        return None
+    return encoder.images(places, f"{name}-crops", neighbours.crop_ratios(len(places)))
 
 
 def _recalls(encoded: CaptionedGaussians) -> Iterator[Metric]:
@@ -196,10 +241,14 @@ def _zeroshot(encoded: LabelledGaussians) -> Iterator[Metric]:
 def _hits(encoded: CaptionedGaussians | LabelledGaussians) -> Iterator[Metric]:
     for query in encoded.queries:
         for label, hit in query.hits.items():
-            error = uncertainty.reliability(query.confidence, hit)[1]
+            error = uncertainty.reliability(query.confidences["max_softmax"], hit)[1]
             yield Metric("calibration_error", error, samples=query.samples, hit=label)
             if encoded.probabilistic:
                 yield from uncertainty.against_hits(query.uncertainty, hit, query.samples, label)
+                yield from levels(query.uncertainty, hit, query.samples, label)
+                yield from failure(-query.uncertainty, hit, query.samples, label)
+            for score, confidence in query.confidences.items():
+                yield from failure(confidence, hit, query.samples, label, score)
 
 
 def _facts(encoded: CaptionedGaussians | LabelledGaussians) -> Iterator[Metric]:
@@ -207,15 +256,46 @@ def _facts(encoded: CaptionedGaussians | LabelledGaussians) -> Iterator[Metric]:
         yield from uncertainty.against_facts(encoded.images.uncertainty, encoded.data.facts, "images")
 
 
+def _crops(encoded: CaptionedGaussians | LabelledGaussians) -> Iterator[Metric]:
+    if encoded.cropped is not None:
+        yield from neighbours.crops(encoded.images.uncertainty, encoded.cropped.uncertainty)
+
+
+def _neighbours(encoded: LabelledGaussians) -> Iterator[Metric]:
+    return neighbours.neighbours(encoded.images, encoded.data.labels, encoded.probabilistic)
+
+
+def _conformal(encoded: CaptionedGaussians) -> Iterator[Metric]:
+    pairs = [[image] for image in encoded.data.image_of_caption]
+    sides = {
+        "images": (encoded.images, encoded.captions, invert(pairs, len(encoded.data.images))),
+        "captions": (encoded.captions, encoded.images, pairs),
+    }
+    queries = {query.samples: query for query in encoded.queries}
+    for ranking in encoded.rankings:
+        rank_N, (_, gallery, _) = ranking.own_rank_N, sides[ranking.samples]
+        yield from conformal.conformal(rank_N, *sides[ranking.samples], ranking.distance, ranking.direction)
+        label, query = f"{ranking.distance}_R@1", queries[ranking.samples]
+        if label in query.hits:
+            about = len(gallery.mean), ranking.samples, label
+            if encoded.probabilistic:
+                yield from conformal.conformal_levels(rank_N, query.uncertainty, *about)
+            yield from conformal.conformal_levels(rank_N, -query.confidences["max_softmax"], *about, "max_softmax")
+
+
 RETRIEVAL_EVALUATORS: dict[str, Callable[[CaptionedGaussians], Iterable[Metric]]] = {
     "retrieval": _recalls,
     "coco": _coco,
     "hits": _hits,
     "facts": _facts,
+    "crops": _crops,
     "captions": _captions,
+    "conformal": _conformal,
 }
 ZEROSHOT_EVALUATORS: dict[str, Callable[[LabelledGaussians], Iterable[Metric]]] = {
     "zeroshot": _zeroshot,
     "hits": _hits,
+    "neighbours": _neighbours,
     "facts": _facts,
+    "crops": _crops,
 }

@@ -1,7 +1,7 @@
 """What an uncertainty predicts: hits, matches, the length of a caption, known facts about an image.
 
 How it must not be read: a correlation over 10 bins is of 10 numbers, and high even where single samples are told apart
-badly; AUROC and the rejection curve are about samples. An uncertainty has no unit: compare within one
+badly; AUROC (`failure.py`) and the rejection curve are about samples. An uncertainty has no unit: compare within one
 model and one modality.
 """
 
@@ -18,27 +18,38 @@ COVERAGES = (0.5, 0.8, 0.9)  # the shares of samples, the most certain ones, who
 
 
 def bins(uncertainty_N: Tensor, hit_N: Tensor, count: int = 10) -> list[tuple[float, float, int]]:
-    """(mean uncertainty, share of hits, number of samples) of bins of equal size, from certain to uncertain."""
-    order = uncertainty_N.argsort()
-    parts = zip(uncertainty_N[order].tensor_split(count), hit_N[order].tensor_split(count), strict=True)
+    """(mean uncertainty, share of hits, number of samples) of bins of equal size, from certain to uncertain; equally
+    uncertain samples share their hits."""
+    ordered = uncertainty_N.sort().values, shared_hits(uncertainty_N, hit_N)
+    parts = zip(*(x.tensor_split(count) for x in ordered), strict=True)
     return [(u.mean().item(), hit.mean().item(), len(hit)) for u, hit in parts if len(hit)]
 
 
 def bin_correlation(uncertainty_N: Tensor, hit_N: Tensor, count: int = 10) -> float:
     """Pearson's correlation between the index of an uncertainty bin and its share of hits; nan if undefined."""
-    shares = torch.tensor([share for _, share, _ in bins(uncertainty_N, hit_N, count)])
-    if len(shares) < 2 or shares.std() == 0:
-        return math.nan
-    return torch.corrcoef(torch.stack([torch.arange(len(shares), dtype=shares.dtype), shares]))[0, 1].item()
+    shares = torch.tensor([share for _, share, _ in bins(uncertainty_N, hit_N, count)], dtype=torch.double)
+    return pearson(torch.arange(len(shares)), shares)
+
+
+def pearson(a_N: Tensor, b_N: Tensor) -> float:
+    """The linear correlation; nan where one of the two is constant, or there are fewer than two values."""
+    both = torch.stack([a_N.double(), b_N.double()])
+    constant = (both == both[:, :1]).all(dim=1).any()  # also where there is one value, or none
+    return math.nan if constant else torch.corrcoef(both)[0, 1].item()
+
+
+def shared_hits(uncertainty_N: Tensor, hit_N: Tensor) -> Tensor:
+    """The hits from the most certain sample to the most uncertain one, [N] in double precision. Each of several
+    equally uncertain samples counts as their mean, as if their order were drawn."""
+    values, place_N = uncertainty_N.unique(return_inverse=True)
+    count = torch.bincount(place_N, minlength=len(values))
+    share = torch.bincount(place_N, hit_N.double(), minlength=len(values)) / count
+    return share.repeat_interleave(count)
 
 
 def rejection(uncertainty_N: Tensor, hit_N: Tensor) -> Tensor:
     """The share of hits among the k most certain samples, for k = 1..N, [N]; equally uncertain ones share theirs."""
-    values, place = uncertainty_N.unique(return_inverse=True)
-    total = torch.zeros(len(values), dtype=torch.double, device=values.device)
-    count = torch.zeros_like(total).index_add_(0, place, torch.ones_like(place, dtype=torch.double))
-    share = total.index_add_(0, place, hit_N.double()) / count
-    return _running_mean(share[place][uncertainty_N.argsort()])
+    return _running_mean(shared_hits(uncertainty_N, hit_N))
 
 
 def _running_mean(x_N: Tensor) -> Tensor:
@@ -61,8 +72,7 @@ def reliability(confidence_N: Tensor, hit_N: Tensor, count: int = 10) -> tuple[l
 
 def spearman(a_N: Tensor, b_N: Tensor) -> float:
     """The rank correlation; equal values share their mean rank. nan where one of the two is constant."""
-    ranks = torch.stack([_mean_ranks(a_N), _mean_ranks(b_N)])
-    return torch.corrcoef(ranks)[0, 1].item() if (ranks.std(dim=1) > 0).all() else math.nan
+    return pearson(_mean_ranks(a_N), _mean_ranks(b_N))
 
 
 def auroc(score_N: Tensor, positive_N: Tensor) -> float:
@@ -82,8 +92,8 @@ def _mean_ranks(x_N: Tensor) -> Tensor:
 
 
 def against_hits(uncertainty_N: Tensor, hit_N: Tensor, samples: str, hit: str) -> Iterator[Metric]:
-    """Correlation with the hits over 10 bins (-1: the uncertain ones fail), how well the uncertainty tells misses from
-    hits, and the share of hits when only the most certain samples are kept.
+    """Correlation with the hits over 10 bins (-1: the uncertain ones fail), and the share of hits when only the most
+    certain samples are kept.
 
     Arguments:
         samples, hit: what the numbers are about, see `Metric`.
@@ -93,7 +103,6 @@ def against_hits(uncertainty_N: Tensor, hit_N: Tensor, samples: str, hit: str) -
         return Metric(name, value, samples=samples, hit=hit)
 
     yield metric("bin_correlation", bin_correlation(uncertainty_N, hit_N))
-    yield metric("miss_AUROC", auroc(uncertainty_N, 1 - hit_N))
     curve = rejection(uncertainty_N, hit_N)
     for coverage in COVERAGES:
         yield metric(f"hits_at_{coverage:.0%}_coverage", curve[max(1, round(coverage * len(curve))) - 1].item())

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..evaluation.failure import failure
 from ..evaluation.metric import Metric, as_dict
 from ..evaluation.retrieval import Ranking, rankings, retrieval_metrics
 from ..evaluation.uncertainty import against_hits, bins
@@ -14,7 +15,7 @@ from ..gaussian import Gaussian
 from ..host import training
 from ..runs import record
 
-ABOUT_UNCERTAINTY = ("bin_correlation", "miss_AUROC")  # the metrics of `against_hits` that are worth a line in the log
+ABOUT_UNCERTAINTY = ("bin_correlation", "miss_AUROC")  # of all about uncertainty, these are worth a line in the log
 
 
 def evaluate(model: Any, data: dict, epoch: int, args: Any, **kwargs: Any) -> dict:
@@ -51,7 +52,8 @@ def evaluate(model: Any, data: dict, epoch: int, args: Any, **kwargs: Any) -> di
 def _about_uncertainty(found: Sequence[Ranking], uncertainty: dict[str, Tensor]) -> Iterator[Metric]:
     for ranking in found:
         for label, hit_N in ranking.hits.items():
-            for metric in against_hits(uncertainty[ranking.samples], hit_N, ranking.samples, label):
+            uncertainty_N, about = uncertainty[ranking.samples], (ranking.samples, label)
+            for metric in (*against_hits(uncertainty_N, hit_N, *about), *failure(-uncertainty_N, hit_N, *about)):
                 if metric.name in ABOUT_UNCERTAINTY:
                     yield metric
 

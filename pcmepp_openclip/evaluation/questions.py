@@ -1,0 +1,113 @@
+"""The four questions on one page: what is found, which failures are foreseen, what an embedding is worth, and what is
+vague. One table each, over all datasets of an evaluation, with the uncertainty beside what needs none."""
+
+from collections.abc import Iterator, Sequence
+
+import pandas as pd
+
+from ..reports.report import Section
+from .neighbours import HIT
+from .pages import cells, metric_frame, words_of
+from .retrieval import SAMPLES
+from .tasks import TaskResult
+
+RETRIEVAL = """\
+R@k is the share of queries whose own partner is among the first k. The length of the list is what holds the partner in
+90 % of the cases, by split-conformal calibration. "-SR2" is 1 where R@1 falls evenly over 10 levels of the query's
+uncertainty, with a 95 % interval over queries; "bin correlation" is -1 there."""
+FAILURE = """\
+Which queries miss? AUROC is 0.5 by chance and 1 at best; FPR95, AURC and E-AURC are better if lower; AUPR of errors is
+better if higher and by chance the share of misses. Read the uncertainty against the confidences that any CLIP has:
+the largest cosine, the largest probability of the softmax, its entropy, Doctor, and the number of words."""
+REPRESENTATION = """\
+Is an image's nearest other image of the same class (R@1), and does the image's uncertainty tell (R-AUROC; 0.5 by
+chance)? The last column is how often a centre crop is more uncertain than the whole image."""
+VAGUENESS = """\
+Are vague captions more uncertain? Kendall's tau is of the depth of a caption in a chain from vague to exact with its
+certainty, 1 at best and 0 by chance; below it the same for the distance from the empty caption and for the number of
+words. The rank correlations are with the number of images that a caption fits, and with its number of words."""
+MISSING = "Not evaluated here: it needs {flags}."
+
+FAILURE_COLUMNS = ("miss_AUROC", "FPR95", "AUPR_error", "AURC_x1000", "E-AURC_x1000")
+LEVEL_COLUMNS = ("-SR2_10_levels", "bin_correlation")
+RETRIEVAL_COLUMNS = ("R@1", "R@5", "R@10", "conformal_list_size", *LEVEL_COLUMNS)
+REPRESENTATION_COLUMNS = ("R@1", "R-AUROC", "cropped_has_bigger_uncertainty")
+VAGUENESS_COLUMNS = (
+    "kendall_tau",
+    "traversal_precision",
+    "traversal_recall",
+    "HiMo@K",
+    "spearman_matches",
+    "spearman_caption_length",
+)
+
+
+def questions(results: Sequence[TaskResult]) -> Iterator[Section]:
+    """The four sections; one without data says what it needs."""
+    frame = metric_frame(results)
+    frame["cell"] = cells(frame)
+    frame["score"] = frame.score.replace("", "uncertainty")
+    for number, (title, text, table, flags) in enumerate(
+        (
+            ("Retrieval: what is found?", RETRIEVAL, _retrieval(frame), "--retrieval or --coco"),
+            ("Failure: is a miss foreseen?", FAILURE, _failure(frame), "--retrieval or --zeroshot"),
+            ("Representation: what is an embedding worth?", REPRESENTATION, _representation(frame), "--zeroshot"),
+            ("Vagueness: are vague captions uncertain?", VAGUENESS, _vagueness(frame), "--hierarcaps or --retrieval"),
+        ),
+        start=1,
+    ):
+        header = [words_of(column) for column in table.columns]
+        rows = [[words_of(str(cell)) for cell in row] for row in table.itertuples(index=False)]
+        yield Section(f"{number}. {title}", text if rows else MISSING.format(flags=flags), rows, header if rows else ())
+
+
+def text_tables(sections: Sequence[Section]) -> str:
+    """The same for the terminal."""
+    tables = (pd.DataFrame(section.rows, columns=section.header).to_string(index=False) for section in sections)
+    known = [(section, table) for section, table in zip(sections, tables, strict=True) if section.rows]
+    return "\n\n".join(f"{section.title}\n{table}" for section, table in known)
+
+
+def _retrieval(frame: pd.DataFrame) -> pd.DataFrame:
+    found = frame[frame.direction != ""]
+    about = frame[frame["name"].isin(LEVEL_COLUMNS) & (frame.score == "uncertainty")].copy()
+    directions = {samples: direction for direction, samples in SAMPLES.items()}
+    about["direction"] = about.samples.map(directions)
+    about["distance"] = about.hit.str.removesuffix("_R@1")  # "csd_any_match" and the like are no distance: left out
+    keys = set(found.distance)
+    return _table(
+        pd.concat([found, about[about.distance.isin(keys) & (about.task == "retrieval")]]),
+        ("dataset", "direction", "distance"),
+        RETRIEVAL_COLUMNS,
+    )
+
+
+def _failure(frame: pd.DataFrame) -> pd.DataFrame:
+    return _table(frame, ("dataset", "samples", "hit", "score"), FAILURE_COLUMNS)
+
+
+def _representation(frame: pd.DataFrame) -> pd.DataFrame:
+    keys = ["dataset", "task", "score"]
+    judged = frame[frame["name"] == "R-AUROC"]
+    right = frame[(frame.hit == HIT) & (frame["name"] == "hits_of_all")].assign(name="R@1")
+    right = right.drop(columns="score").merge(judged[keys], on=keys[:2])  # R@1 is that of every row
+    crops = frame[frame["name"] == "cropped_has_bigger_uncertainty"]
+    return _table(pd.concat([right, judged, crops]), keys, REPRESENTATION_COLUMNS)
+
+
+def _vagueness(frame: pd.DataFrame) -> pd.DataFrame:
+    by_distance = frame["name"] == "HiMo@K"
+    frame = frame.assign(score=frame.score.mask(by_distance, frame.distance))
+    return _table(frame, ("dataset", "task", "score"), VAGUENESS_COLUMNS)
+
+
+def _table(frame: pd.DataFrame, keys: Sequence[str], names: Sequence[str]) -> pd.DataFrame:
+    """One row per combination of keys, one column per metric of these names, in the order in which they first occur;
+    metrics that nothing has are left out."""
+    frame = frame[frame["name"].isin(names)]
+    if frame.empty:
+        return pd.DataFrame()
+    rows = frame[list(keys)].drop_duplicates()
+    wide = frame.pivot(index=list(keys), columns="name", values="cell")
+    wide = wide[[name for name in names if name in wide.columns]].fillna("")
+    return rows.join(wide, on=list(keys))
