@@ -109,6 +109,11 @@ def rows() -> Iterator[Row]:
         yield Row(f"{name}, training FLOPs per pair", count(f"PCMEpp-{name}").flops / 1e9, plain, "G", bars[0])
         cut = count(f"PCMEpp-{name}", text_length=16).flops / 1e9
         yield Row(f"{name}, training FLOPs per pair, texts cut to 16 tokens", cut, plain, "G", bars[1])
+    for name in ("ViT-H-14", "ViT-bigG-14"):
+        plain, note = count(name).flops / 1e9, "a split saves at most one block of each tower"
+        whole, cut = (count(f"PCMEpp-{name}", text_length=length).flops / 1e9 for length in (None, 16))
+        yield Row(f"{name}, training FLOPs per pair", whole, plain, "G", SPLIT, note=note)
+        yield Row(f"{name}, training FLOPs per pair, texts cut to 16 tokens", cut, plain, "G", SPLIT)
     released = count("PCMEpp-ViT-B-16-unc2").flops / 1e9
     yield Row("ViT-B-16-unc2, training FLOPs per pair", released, count("ViT-B-16").flops / 1e9, "G")
     for name, (bar, note) in KINDS.items():
