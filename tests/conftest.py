@@ -64,11 +64,12 @@ def _as_it_was():
     import open_clip
 
     root, factory = logging.getLogger(), open_clip.factory
-    handlers, level = list(root.handlers), root.level
+    handlers, level, disabled = list(root.handlers), root.level, logging.root.manager.disable
     configs, paths = dict(factory._MODEL_CONFIGS), list(factory._MODEL_CONFIG_PATHS)
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+    logging.disable(disabled)  # a benchmark that runs here is quiet
     factory._MODEL_CONFIGS.clear()
     factory._MODEL_CONFIGS.update(configs)
     factory._MODEL_CONFIG_PATHS[:] = paths

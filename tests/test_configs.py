@@ -144,9 +144,9 @@ def test_a_model_that_writes_captions_is_refused(add_config):
 
 
 FILES = {  # the model of the file, and what is said when a small ResNet is to load it
-    "PCMEpp-small-timm": "it lacks .*visual.bn1.*unknown are visual.trunk",
+    "PCMEpp-small-timm": "it lacks .*visual.bn1.*unknown tensors: visual.trunk",
     "PCMEpp-small-custom": "it lacks positional_embedding.*; use the model config",
-    "PCMEpp-tiny": "it lacks visual.bn1.*unknown are visual.class_embedding",  # and its branch is of another place
+    "PCMEpp-tiny": "it lacks visual.bn1.*unknown tensors: visual.class_embedding",  # and its branch is of another place
 }
 
 

@@ -3,9 +3,13 @@
 import open_clip
 import pytest
 import torch
+from drawn_shards import write_shards
+from eval_data import write_retrieval
 from helpers import make_batch, make_model
 
 import pcmepp_openclip as pp
+from pcmepp_openclip import cli
+from pcmepp_openclip.evaluation.recorded import recorded_changes
 from pcmepp_openclip.models.pcmepp import is_pcmepp_parameter
 
 BLOCK = {"head_layers": 1, "init_logvar_bias": -4.0, "train_means_by": "contrastive"}
@@ -61,3 +65,52 @@ def test_mistakes_are_one_sentence(change, words):
     with pytest.raises(ValueError, match=words) as error:
         open_clip.create_model("PCMEpp-tiny", pcmepp_cfg={**BLOCK, **change})
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("theirs, ours", [("learned", "tied"), ("tied", "learned")])
+def test_weights_of_another_matching_logit_start_a_model(theirs, ours, tmp_path, caplog):
+    """All tensors but the scalars of the matching logit, which start anew."""
+    source = make_model("PCMEpp-tiny", pcmepp_cfg={**BLOCK, "match_logit": theirs})
+    torch.save(source.state_dict(), tmp_path / "source.pt")
+    with caplog.at_level("INFO"):
+        model = open_clip.create_model(
+            "PCMEpp-tiny", pretrained=str(tmp_path / "source.pt"), pcmepp_cfg={**BLOCK, "match_logit": ours}
+        )
+    assert "another match_logit" in caplog.text and not model.fresh_logvar
+    found, expected = model.state_dict(), source.state_dict()
+    assert all(torch.equal(found[name], expected[name]) for name in found if name != "negative_scale")
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--match-ratio", "0.3"], "--match-ratio is for --match-logit tied, and this run has learned"),
+        (["--match-logit", "tied", "--init-match-scale", "3"], "--init-match-scale is for --match-logit learned"),
+        (["--match-logit", "siglip"], "--match-logit siglip needs a model with a logit bias"),
+    ],
+)
+def test_flags_that_say_nothing_are_refused(flags, words, capsys):
+    data = ["--dataset-type", "synthetic", "--train-num-samples", "8"]
+    assert cli.main(["train", "--model", "PCMEpp-tiny", *data, *flags]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_run_is_evaluated_as_it_was_trained(tmp_path, capfd):
+    """By the record in its checkpoint: a tied scale and another image size, which the config of the name has not."""
+    data = write_shards(tmp_path / "shards", 1, 8)
+    flags = ["--train-data", data, "--train-num-samples", "8", "--dataset-type", "webdataset", "--batch-size", "4"]
+    flags += ["--epochs", "1", "--workers", "0", "--precision", "fp32", "--warmup", "1", "--logs", str(tmp_path)]
+    flags += ["--name", "run", "--force-image-size", "24", "--match-logit", "tied", "--match-ratio", "0.3"]
+    assert cli.main(["train", "--model", "PCMEpp-tiny", *flags]) == 0
+    checkpoint = str(tmp_path / "run/checkpoints/epoch_1.pt")
+    changes = recorded_changes("PCMEpp-tiny", checkpoint)
+    assert changes["force_image_size"] == 24 and changes["pcmepp_cfg"]["match_ratio"] == 0.3
+    model = open_clip.create_model("PCMEpp-tiny", pretrained=checkpoint, **changes)
+    assert model.pcmepp_cfg.match_logit == "tied" and not model.fresh_logvar
+    assert recorded_changes("PCMEpp-ViT-B-32", checkpoint) == {}
+    assert recorded_changes("PCMEpp-tiny", str(tmp_path / "run/params.txt")) == {}
+    (tmp_path / "broken.pt").write_bytes(b"no checkpoint")
+    assert recorded_changes("PCMEpp-tiny", str(tmp_path / "broken.pt")) == {}
+    folder = write_retrieval(tmp_path / "retrieval")
+    evaluate = ["eval", "--model", "PCMEpp-tiny", "--pretrained", checkpoint, "--retrieval", str(folder)]
+    assert cli.main([*evaluate, "--out", str(tmp_path / "out")]) == 0, capfd.readouterr().err

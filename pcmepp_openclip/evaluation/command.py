@@ -27,6 +27,7 @@ from . import coco, pages, questions
 from .datasets import Captioned, Labelled, read_captioned, read_karpathy, read_labelled
 from .encode import Encoder, process_group
 from .hierarchies import Hierarchies, read_hierarcaps, read_himo
+from .recorded import recorded_changes
 from .tasks import TaskResult, evaluate_retrieval, evaluate_vagueness, evaluate_zeroshot
 
 
@@ -166,10 +167,11 @@ def load(args: argparse.Namespace) -> tuple[Encoder, list[str]]:
     device = args.device or (f"cuda:{local}" if torch.cuda.is_available() else "cpu")
     host.never_ask()
     try:
+        changes = recorded_changes(args.model, args.pretrained)
         model, _, preprocess = open_clip.create_model_and_transforms(
-            args.model, pretrained=args.pretrained, device=device, output_dict=True
+            args.model, pretrained=args.pretrained, device=device, output_dict=True, **changes
         )
-        tokenizer = open_clip.get_tokenizer(args.model)
+        tokenizer = open_clip.get_tokenizer(args.model, context_length=changes.get("force_context_length"))
     except (RuntimeError, OSError, AssertionError) as error:  # open_clip's kinds for a wrong name, tag or file
         reason = " ".join(str(error).split())
         if "loading state_dict" in reason or isinstance(error, AssertionError):

@@ -6,6 +6,8 @@ from typing import Any
 
 from .pcmepp import is_pcmepp_parameter
 
+MATCH_SCALARS = ("negative_scale", "shift")  # a and b of the matching logit
+
 # open_clip interpolates these when they differ
 RESIZED = ("positional_embedding", "visual.positional_embedding", "text.positional_embedding")
 
@@ -15,7 +17,8 @@ def reconcile_state_dict(model: Any, state_dict: dict) -> dict:
 
     A file without any log-variance tensor is a plain model: the mean branch takes its weights, the log-variance
     branch keeps its random ones, and one log line says so. A file with some of them is damaged or of another
-    architecture, or its branch begins at the other place; it is never loaded in part.
+    architecture, or its branch begins at the other place; it is never loaded in part. The two scalars of the matching
+    logit are the exception: where the file has another `match_logit`, the model keeps its own, and the log says so.
     """
     own = model.state_dict()
     missing = [name for name in own if name not in state_dict and name != "logit_bias"]  # open_clip adds that one
@@ -29,6 +32,10 @@ def reconcile_state_dict(model: Any, state_dict: dict) -> dict:
     _check_places(own, state_dict)
     sigma_missing = [name for name in missing if is_pcmepp_parameter(name)]
     sigma_present = [name for name in own if is_pcmepp_parameter(name) and name in state_dict]
+    if sigma_present and not {*sigma_missing, *unknown} - set(MATCH_SCALARS) and (sigma_missing or unknown):
+        logging.info("The file has another match_logit: what the matching logit has of its own starts anew.")
+        state_dict = {name: tensor for name, tensor in state_dict.items() if name not in unknown}
+        state_dict, sigma_missing, unknown = {**state_dict, **{name: own[name] for name in sigma_missing}}, [], []
     if sigma_present and sigma_missing:
         raise ValueError(
             f"it has {len(sigma_present)} tensors of the log-variance branch but lacks {len(sigma_missing)}: "
@@ -70,7 +77,7 @@ def _place(names: Iterable[str], is_image: bool) -> str | None:
 
 
 def _differences(missing: list[str], unknown: list[str]) -> str:
-    parts = {"it lacks": missing, "unknown are": unknown}
+    parts = {"it lacks": missing, "it has unknown tensors:": unknown}
     found = "; ".join(f"{words} {_some(names)}" for words, names in parts.items() if names)
     return f"{found}; use the model config that it was trained with"
 

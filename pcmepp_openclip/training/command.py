@@ -296,6 +296,25 @@ def check_places(args: argparse.Namespace) -> None:
         raise ValueError(f"{run} contains an earlier run: give another --name, or --resume latest to continue it.")
 
 
+def _check_match_flags(args: argparse.Namespace, config: dict, merged: dict, given: dict) -> None:
+    """ValueError for flags that say nothing of the matching logit that the model has."""
+    form = merged.get("match_logit", "learned")
+    if form == "siglip" and config.get("init_logit_bias") is None:
+        raise ValueError(
+            f"--match-logit siglip needs a model with a logit bias, such as PCMEpp-ViT-B-16-SigLIP, which {args.model} "
+            "is not."
+        )
+    for flag, key, forms in (
+        ("--match-ratio", "match_ratio", ("tied",)),
+        ("--init-match-scale", "init_match_scale", ("learned",)),
+        ("--init-match-shift", "init_match_shift", ("learned", "tied")),
+    ):
+        if key in given and form not in forms:
+            raise ValueError(
+                f"{flag} is for --match-logit {' and '.join(forms)}, and this run has {form}: drop {flag}."
+            )
+
+
 def merged_cfg(args: argparse.Namespace) -> dict | None:
     """The `pcmepp_cfg` of the model config, overridden by the flags, or None for a plain model."""
     try:
@@ -314,6 +333,7 @@ def merged_cfg(args: argparse.Namespace) -> dict | None:
         return None
     flags.check_for_pcmepp(args)
     merged = {**block, **given}
+    _check_match_flags(args, config or {}, merged, given)
     try:
         PCMEppCfg.parse(merged)
     except ValueError as error:  # names the flag where the value comes from one
