@@ -75,6 +75,14 @@ def _as_it_was():
     factory._MODEL_CONFIG_PATHS[:] = paths
 
 
+@pytest.fixture(scope="module")
+def known_kinds(tmp_path_factory):
+    """open_clip knows one small model of each kind of tower, see `kinds.py`."""
+    from kinds import add_kinds
+
+    add_kinds(tmp_path_factory.mktemp("kinds"))
+
+
 @pytest.fixture
 def tiny():
     """A fresh PCMEpp-tiny with dict output, and its plain twin: an open_clip CLIP of the same weights."""

@@ -6,17 +6,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import assert_close, assert_same_gradients, gradients, objective, scramble
-from kinds import KINDS, PAD, add_kinds, kind_batch, kind_model, slow_token_head, stock_twin
+from kinds import KINDS, PAD, kind_batch, kind_model, slow_token_head, stock_twin
 
 from pcmepp_openclip import PCMEppCLIP, PCMEppCustomTextCLIP
+from pcmepp_openclip.host.towers import text_may_be_cut
 from pcmepp_openclip.models.pcmepp import is_pcmepp_parameter
 
 TOP = {"timm tokens": ["image"], "timm map": ["image"], "resnet": ["image"], "hugging face": ["text"]}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def known(tmp_path_factory):
-    add_kinds(tmp_path_factory.mktemp("kinds"))
+pytestmark = pytest.mark.usefixtures("known_kinds")
 
 
 @pytest.fixture(params=KINDS)
@@ -84,6 +83,10 @@ def test_every_name_of_open_clip_has_a_config_or_one_sentence():
             refused.append(name)
             assert "is a CoCa, which also learns to write captions" in str(error)
     assert refused == [name for name in names if name.startswith("coca_")] and len(names) >= 144
+
+
+def test_what_the_config_says_of_trimming_is_what_the_model_says(kind, model):
+    assert text_may_be_cut(open_clip.get_model_config(f"PCMEpp-{kind}")) == model.texts_may_be_cut
 
 
 # What it computes.

@@ -10,7 +10,7 @@ import torch
 from drawn_shards import write_shards
 from helpers import assert_close, assert_same_gradients, gradients, scramble
 from hub_helpers import assert_same_outputs
-from kinds import KINDS, add_kinds, kind_batch, kind_model
+from kinds import KINDS, kind_batch, kind_model
 from ranks import Ranks
 from test_towers import OtherAttention, attention
 from torch import nn
@@ -31,9 +31,7 @@ FROZEN = (  # matrices without LoRA: no layers of a tower, or convolutions of si
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def known(tmp_path_factory):
-    add_kinds(tmp_path_factory.mktemp("kinds"))
+pytestmark = pytest.mark.usefixtures("known_kinds")
 
 
 @pytest.fixture(params=KINDS)

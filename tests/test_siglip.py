@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
-from kinds import add_kinds, kind_batch, kind_model
+from kinds import kind_batch, kind_model
 from open_clip.loss import SigLipLoss
 
 import pcmepp_openclip as pp
@@ -19,9 +19,7 @@ VANISHED = -80.0  # log-variances: exp(-80) is 0 beside 1 in fp32
 TRUE_NAMES = ["ViT-B-16-SigLIP", "ViT-SO400M-14-SigLIP2", "nllb-clip-base-siglip"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def known(tmp_path_factory):
-    add_kinds(tmp_path_factory.mktemp("kinds"))
+pytestmark = pytest.mark.usefixtures("known_kinds")
 
 
 def warm_start(name: str, folder: Path, **kwargs):

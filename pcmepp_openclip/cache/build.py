@@ -16,6 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..data.batches import Failure, LoaderSpec
+from ..data.loader import MIN_SAMPLES_TO_JUDGE
 from ..data.tally import Tally
 from ..models.cached import CachedTokens
 from .reading import PieceBatch, PieceBatches
@@ -24,7 +25,6 @@ from .store import Collected, Piece, Store
 ROUND_S = 5.0  # seconds of work between two agreements of the ranks
 REPORT_S = 60.0  # seconds between two lines of progress in the log
 OLD_S = 3600.0  # age in seconds of a temporary file that nobody writes to any more
-MIN_SAMPLES_TO_JUDGE = 1000  # samples met before the share of bad ones may end the pass
 
 
 class Interrupted(Exception):

@@ -16,6 +16,7 @@ import torch
 
 from ..system.text import did_you_mean
 from . import seams
+from .config_values import pair
 from .trainer import params
 
 READ = (  # the flags of open_clip that are read here
@@ -272,7 +273,6 @@ def model_without_weights(args: Namespace) -> Any:
 
 def empty_batch(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """An image and a text of the full length, on the device "meta" like such a model."""
-    size, dtype = model.visual.image_size, next(model.visual.parameters()).dtype
-    height, width = size if isinstance(size, (tuple, list)) else (size, size)
-    image = torch.empty(1, 3, height, width, device="meta", dtype=dtype)
+    dtype = next(model.visual.parameters()).dtype
+    image = torch.empty(1, 3, *pair(model.visual.image_size), device="meta", dtype=dtype)
     return image, torch.empty(1, model.context_length, device="meta", dtype=torch.int64)

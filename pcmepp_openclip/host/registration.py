@@ -41,7 +41,7 @@ def register(
     """
     if getattr(factory, "_pcmepp_registered", False):
         return
-    ours_only = tuple(model_classes.values())
+    our_classes = tuple(model_classes.values())
     open_clip.add_model_config(config_dir)
     for name, base in BASES.items():
         pretrained._PRETRAINED[name] = copy.deepcopy(pretrained._PRETRAINED[base])
@@ -55,7 +55,7 @@ def register(
 
     def convert(stock: Callable, model: nn.Module, state_dict: dict) -> dict:
         state_dict = plain_text_names(model, stock(model, state_dict))
-        if not isinstance(model, ours_only):
+        if not isinstance(model, our_classes):
             return state_dict
         towers.fit_image_size(model, state_dict)
         return reconcile_state_dict(model, state_dict)
@@ -63,7 +63,7 @@ def register(
     def load(stock: Callable, model: nn.Module, checkpoint_path: str, *args: Any, **kwargs: Any) -> Any:
         if isinstance(checkpoint_path, repos.Missing):
             raise RuntimeError(f"Cannot load {checkpoint_path}: {checkpoint_path.reason}.")
-        if not isinstance(model, ours_only):
+        if not isinstance(model, our_classes):
             return stock(model, checkpoint_path, *args, **kwargs)
         before = LEDGER.calls.copy()
         try:

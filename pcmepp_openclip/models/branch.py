@@ -1,5 +1,8 @@
 """What a log-variance branch is: a tower's tokens, and from them the mean and the log-variance."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +21,15 @@ class Branch:
 
     def __init__(self, tower: Tower, cfg: PCMEppCfg):
         self.tower, self.cfg = tower, cfg
+
+    def build(self, embed_dim: int, new_blocks: Callable[[], Any]) -> None:
+        """Add the tensors of the branch to the tower.
+
+        Arguments:
+            new_blocks: makes a new transformer of `head_layers` blocks, of the kind that the tower has, if it is one of
+                open_clip's own.
+        """
+        raise NotImplementedError
 
     @property
     def modules(self) -> list[nn.Module]:

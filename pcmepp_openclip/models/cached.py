@@ -27,11 +27,5 @@ class CachedTokens:
     def to(self, device: Any = None, dtype: torch.dtype | None = None, non_blocking: bool = False) -> "CachedTokens":
         """The batch on another device. The dtype is that of the cache, whatever is asked for: open_clip's loop casts
         images to the precision of the model, which here happens to the tokens alone, and only when they are used."""
-        return self._map(lambda x: x.to(device=device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> "CachedTokens":
-        return self._map(lambda x: x.pin_memory())
-
-    def _map(self, function: Any) -> "CachedTokens":
-        text_NL = None if self.text_NL is None else function(self.text_NL)
-        return replace(self, mean_ND=function(self.mean_ND), x_NLC=function(self.x_NLC), text_NL=text_NL)
+        moved = {name: x for name, x in vars(self).items() if x is not None}
+        return replace(self, **{name: x.to(device=device, non_blocking=non_blocking) for name, x in moved.items()})

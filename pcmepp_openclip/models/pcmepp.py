@@ -1,5 +1,6 @@
 """The probabilistic CLIP: open_clip's models with a second branch in each tower that gives a log-variance."""
 
+import functools
 from typing import Any
 
 import torch
@@ -86,14 +87,9 @@ class ProbabilisticModel(nn.Module):
         host.check_parts(self)
         host.fit_image_size(self)
         self.pcmepp_cfg, self.embed_dim = cfg, embed_dim
-        new_blocks = {"image": (host.image_blocks, vision_cfg), "text": (host.text_blocks, text_cfg)}
-        for name, branch in (("image", self.image_branch), ("text", self.text_branch)):
-            if isinstance(branch, SplitBranch):
-                blocks, tower_cfg = new_blocks[name]
-                branch.build(embed_dim, blocks(tower_cfg, cfg.head_layers, **built))
-            else:
-                assert isinstance(branch, TopBranch)
-                branch.build(embed_dim)
+        built["layers"] = cfg.head_layers
+        self.image_branch.build(embed_dim, functools.partial(host.image_blocks, vision_cfg, **built))
+        self.text_branch.build(embed_dim, functools.partial(host.text_blocks, text_cfg, **built))
         if cfg.match_logit == "learned":
             self.negative_scale = nn.Parameter(torch.full((1,), float(cfg.init_match_scale)))
         if cfg.match_logit != "siglip":

@@ -13,7 +13,7 @@ one token: the first one, or, where the tower averages, the average of the token
 Nothing here knows open_clip: its blocks are taken apart by `host.towers.parts_of`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -32,13 +32,8 @@ class SplitBranch(Branch):
 
     tower: SplitTower
 
-    def build(self, embed_dim: int, blocks: Any) -> None:
-        """Add the branch to the tower.
-
-        Arguments:
-            blocks: a new transformer of `head_layers` blocks, of the kind that the tower has.
-        """
-        holder, tower = self.tower.holder, self.tower
+    def build(self, embed_dim: int, new_blocks: Callable[[], Any]) -> None:
+        holder, tower, blocks = self.tower.holder, self.tower, new_blocks()
         setattr(holder, BLOCKS, blocks)
         setattr(holder, tower.projection, new_projection(blocks.width, embed_dim))
         setattr(holder, tower.bias, new_bias(self.cfg.init_logvar_bias, embed_dim))

@@ -8,6 +8,9 @@ less than 1 % of the compute of a tower, whatever the tower is.
                              +-> query blocks over all tokens -> projection -> logvar
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -23,8 +26,7 @@ HEAD_WIDTH = 64  # of an attention head, where the width allows it
 class TopBranch(Branch):
     """See above."""
 
-    def build(self, embed_dim: int) -> None:
-        """Add the head to the tower."""
+    def build(self, embed_dim: int, new_blocks: Callable[[], Any]) -> None:
         head = TokenHead(self.tower.width, embed_dim, self.cfg.head_layers, self.cfg.init_logvar_bias)
         setattr(self.tower.holder, HEAD, head)
 

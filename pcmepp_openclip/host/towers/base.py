@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import seams
+from ..config_values import pair
 from .blocks import Stack
 
 
@@ -33,7 +34,6 @@ class Tower:
         model: an open_clip model with such a tower.
     """
 
-    kind: ClassVar[str]  # in messages
     parts: ClassVar[tuple[str, ...]] = ()  # attributes of the model that are used, by their path
 
     def __init__(self, model: Any):
@@ -85,6 +85,28 @@ class Tower:
     def lengths(self, text_NL: Tensor) -> Tensor:
         """How many of the first tokens of a text its log-variance can depend on, [N]."""
         raise NotImplementedError
+
+
+class ImageTower(Tower):
+    """An image tower, which every model has as `visual`."""
+
+    @property
+    def holder(self) -> Any:
+        return self.model.visual
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """Height and width of the images that it takes, or None for any."""
+        height, width = pair(self.model.visual.image_size)
+        return height, width
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the images that it takes."""
+        return self.model.visual.conv1.weight.dtype
+
+    def check(self, batch: Any) -> None:
+        check_image(batch, self.size, self.dtype)
 
 
 class SplitTower(Tower):

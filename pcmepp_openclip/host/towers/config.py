@@ -5,6 +5,7 @@ from typing import Any
 
 from open_clip.model import CLIPTextCfg, CLIPVisionCfg
 
+from ..config_values import pair
 from .blocks import as_cfg
 
 PREPROCESSING = ("mean", "std", "interpolation", "resize_mode", "fill_color")  # the size is the model's own
@@ -85,8 +86,7 @@ def config_as_built(model: Any, model_cfg: dict) -> dict:
     for tower, key in (("vision_cfg", "timm_model_pretrained"), ("text_cfg", "hf_model_pretrained")):
         if key in model_cfg[tower]:
             model_cfg[tower][key] = False  # its weights are the model's own
-    size = model.visual.image_size
-    height, width = size if isinstance(size, (tuple, list)) else (size, size)
+    height, width = pair(model.visual.image_size)
     model_cfg["vision_cfg"]["image_size"] = height if height == width else [height, width]
     preprocess_cfg = {name: model.visual.preprocess_cfg[name] for name in PREPROCESSING}
     return {"model_cfg": model_cfg, "preprocess_cfg": preprocess_cfg}

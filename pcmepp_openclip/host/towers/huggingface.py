@@ -12,7 +12,6 @@ from .base import Tokens, Tower, check_text
 class HuggingFaceTower(Tower):
     """Its tokens are the last hidden state; those of the padding do not count."""
 
-    kind = "a Hugging Face text tower"
     parts = ("text.transformer", "text.pooler", "text.proj", "text.config.pad_token_id")
 
     @staticmethod

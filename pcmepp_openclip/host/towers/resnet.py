@@ -2,17 +2,15 @@
 
 from typing import Any
 
-import torch
 from open_clip.modified_resnet import ModifiedResNet
 from torch import Tensor
 
-from .base import Tokens, Tower, check_image
+from .base import ImageTower, Tokens
 
 
-class ResNetTower(Tower):
+class ResNetTower(ImageTower):
     """Its tokens are the last feature map, flattened, which the tower itself pools by attention."""
 
-    kind = "a ResNet"
     parts = (
         *("visual.stem", "visual.layer1", "visual.layer2", "visual.layer3", "visual.layer4"),
         *("visual.attnpool.c_proj.in_features", "visual.image_size", "visual.conv1.weight"),
@@ -23,20 +21,8 @@ class ResNetTower(Tower):
         return isinstance(model.visual, ModifiedResNet)
 
     @property
-    def holder(self) -> Any:
-        return self.model.visual
-
-    @property
     def width(self) -> int:
         return self.model.visual.attnpool.c_proj.in_features
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.model.visual.conv1.weight.dtype
-
-    def check(self, batch: Any) -> None:
-        size = self.model.visual.image_size
-        check_image(batch, tuple(size) if isinstance(size, (tuple, list)) else (size, size), self.dtype)
 
     def tokens(self, batch: Tensor) -> Tokens:
         visual = self.model.visual

@@ -19,7 +19,6 @@ _TEXT_PARTS = (
 class TextTransformerTower(SplitTower):
     """It pools one token: the first, the last, EOT, or an additional one at the end."""
 
-    kind = "open_clip's text transformer"
     projection, bias = "uncertainty_text_projection", "uncertainty_text_bias"
     pools_one_token = True
 

@@ -6,13 +6,12 @@ import torch
 from open_clip.timm_model import TimmModel
 from torch import Tensor
 
-from .base import Tokens, Tower, check_image
+from .base import ImageTower, Tokens
 
 
-class TimmTower(Tower):
+class TimmTower(ImageTower):
     """Its tokens are the last feature map, flattened, or the tokens that the trunk pools."""
 
-    kind = "a timm image tower"
     parts = (
         *("visual.trunk.forward_features", "visual.trunk.forward_head", "visual.trunk.num_features"),
         *("visual.head", "visual.image_size"),
@@ -23,19 +22,16 @@ class TimmTower(Tower):
         return isinstance(model.visual, TimmModel)
 
     @property
-    def holder(self) -> Any:
-        return self.model.visual
-
-    @property
     def width(self) -> int:
         return self.model.visual.trunk.num_features
 
     @property
+    def size(self) -> None:
+        return None  # some trunks take any size, and the others tell
+
+    @property
     def dtype(self) -> torch.dtype:
         return next(self.model.visual.trunk.parameters()).dtype
-
-    def check(self, batch: Any) -> None:
-        check_image(batch, None, self.dtype)  # some trunks take any size, and the others tell
 
     def tokens(self, batch: Tensor) -> Tokens:
         trunk = self.model.visual.trunk

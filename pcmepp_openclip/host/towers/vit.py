@@ -2,18 +2,16 @@
 
 from typing import Any
 
-import torch
 from open_clip.transformer import VisionTransformer
 from torch import Tensor
 
-from .base import AVERAGE, Average, SplitTower, Tokens, check_image
+from .base import AVERAGE, Average, ImageTower, SplitTower, Tokens
 from .blocks import PARTS
 
 
-class VisionTransformerTower(SplitTower):
+class VisionTransformerTower(ImageTower, SplitTower):
     """It pools the token of the class, the average of the others, or all of them by attention."""
 
-    kind = "open_clip's image transformer"
     projection, bias = "uncertainty_proj", "uncertainty_bias"
     parts = (
         *("visual.transformer.resblocks", "visual.transformer.grad_checkpointing", "visual.transformer.width"),
@@ -27,23 +25,12 @@ class VisionTransformerTower(SplitTower):
         return isinstance(model.visual, VisionTransformer)
 
     @property
-    def holder(self) -> Any:
-        return self.model.visual
-
-    @property
     def transformer(self) -> Any:
         return self.model.visual.transformer
 
     @property
     def pools_one_token(self) -> bool:  # type: ignore[override]
         return self.model.visual.pool_type == "tok" and self.model.visual.attn_pool is None
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.model.visual.conv1.weight.dtype
-
-    def check(self, batch: Any) -> None:
-        check_image(batch, tuple(self.model.visual.image_size), self.dtype)
 
     def embed(self, batch: Tensor) -> Tokens:
         return Tokens(self.model.visual._embeds(batch))
