@@ -89,6 +89,13 @@ def test_what_the_config_says_of_trimming_is_what_the_model_says(kind, model):
     assert text_may_be_cut(open_clip.get_model_config(f"PCMEpp-{kind}")) == model.texts_may_be_cut
 
 
+def test_a_text_whose_last_token_is_pooled_is_not_trimmed():
+    """Under a causal mask too, which no kind above has with that pooling."""
+    config = open_clip.get_model_config("PCMEpp-vit")
+    config["text_cfg"]["pool_type"] = "last"
+    assert not PCMEppCLIP(**config).texts_may_be_cut and not text_may_be_cut(config)
+
+
 # What it computes.
 
 
