@@ -78,9 +78,16 @@ def _as_it_was():
 @pytest.fixture(scope="module")
 def known_kinds(tmp_path_factory):
     """open_clip knows one small model of each kind of tower, see `kinds.py`."""
+    import open_clip
     from kinds import add_kinds
 
+    factory = open_clip.factory
+    configs, paths = dict(factory._MODEL_CONFIGS), list(factory._MODEL_CONFIG_PATHS)
     add_kinds(tmp_path_factory.mktemp("kinds"))
+    yield
+    factory._MODEL_CONFIGS.clear()
+    factory._MODEL_CONFIGS.update(configs)
+    factory._MODEL_CONFIG_PATHS[:] = paths
 
 
 @pytest.fixture
