@@ -90,6 +90,21 @@ def test_a_file_without_a_digest_is_taken_and_that_is_said_once(tmp_path, caplog
         checkpoints.load(taken)
 
 
+def test_a_part_that_is_called_a_folder_is_damaged(tmp_path):
+    """torch would return whatever is in memory for it."""
+    path = tmp_path / "epoch_1.pt"
+    torch.save({"state_dict": {"w": torch.arange(20.0)}}, path)
+    content, entry = path.read_bytes(), b"PK\1\2"
+    starts = [at for at in range(len(content)) if content.startswith(entry, at)]
+    assert len(starts) == len(zipfile.ZipFile(path).namelist()) and checkpoints.fault(path) is None
+    for start in starts:
+        attributes = start + 38
+        path.write_bytes(content[:attributes] + bytes([digest.ZIP_FOLDER]) + content[attributes + 1 :])
+        assert "is damaged" in checkpoints.fault(path)
+        with pytest.raises(ValueError, match=r"epoch_1\.pt is not a good checkpoint: its part .* is damaged"):
+            checkpoints.load(path)
+
+
 def test_files_that_torch_wrote_without_checksums_are_taken(tmp_path):
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)

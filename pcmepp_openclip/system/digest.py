@@ -18,6 +18,7 @@ SEAL_BYTES = len(SEAL) + 64  # bytes of both
 PIECE_BYTES = 1 << 18  # stays in the processor's cache between reading and summing
 ZIP, ZIP_END = b"PK\3\4", b"PK\5\6"  # what a zip file begins with, and what its last record begins with
 ZIP_END_SIZE = 22  # of that record, without a comment
+ZIP_FOLDER = 0x10  # the attribute of a folder; of a part that has it, torch reads nothing and returns what is in memory
 
 
 class Damaged(ValueError):
@@ -89,6 +90,9 @@ def _damage_of_zip(path: Path) -> str | None:
         if not end.startswith(ZIP_END) or not end.endswith(b"\0\0"):
             return "its end is damaged or missing"
         with zipfile.ZipFile(path) as archive:
+            folders = [part.filename for part in archive.infolist() if part.external_attr & ZIP_FOLDER]
+            if folders:
+                return f"its part {folders[0]} is damaged"
             summed = any(part.CRC for part in archive.infolist())  # torch can be told to leave checksums out
             broken = archive.testzip() if summed else None
     except Exception as error:  # of many kinds, by what of the directory is damaged
