@@ -9,7 +9,7 @@ from helpers import REPO
 from slow import SLOW
 
 from pcmepp_openclip import DISTANCES, Distance, Gaussian
-from pcmepp_openclip.distances import get_distance
+from pcmepp_openclip.distances import Entailment, get_distance
 
 NAMES = (*DISTANCES, "manhattan")
 
@@ -75,7 +75,25 @@ def test_gradients_against_loops(name):
 def test_bad_input():
     with pytest.raises(ValueError, match=r"of the same D; got \[3, 6\] and \[3, 5\]"):
         DISTANCES["wasserstein"].matrix(gaussians(3), gaussians(3, dims=5))
-    with pytest.raises(ValueError, match="Unknown distance 'kl'; known distances: cosine, csd, wasserstein"):
+    with pytest.raises(
+        ValueError, match="Unknown distance 'kl'; known distances: cosine, csd, entailment, wasserstein"
+    ):
         get_distance("kl")
     with pytest.raises(NotImplementedError, match="Distance must define `factors`, or both"):
         Distance().paired(gaussians(3), gaussians(3))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_transposed_distance_takes_its_arguments_in_the_other_order(name):
+    a, b = gaussians(7), gaussians(7, seed=1)
+    distance = DISTANCES[name]
+    torch.testing.assert_close(distance.transposed.matrix(b, a), distance.matrix(a, b).T)
+    torch.testing.assert_close(distance.transposed.paired(b, a), distance.paired(a, b))
+    assert distance.transposed.transposed is distance
+    assert (distance.transposed is distance) == (name != "entailment")
+
+
+def test_the_weight_of_the_entailment_score_follows_from_the_scales():
+    assert Entailment.of_scales(match_scale=5.0, clip_scale=20.0).weight == Entailment().weight == 0.5
+    assert Entailment.of_scales(1.0, 20.0).weight == pytest.approx(0.1 / 1.8)
+    assert Entailment.of_scales(10.0, 20.0).weight == Entailment.of_scales(30.0, 20.0).weight == pytest.approx(4.5)

@@ -50,7 +50,18 @@ class Distance:
 
     A distance must be differentiable in the means and the log-variances to be trained with. It is computed in fp32,
     whatever the dtype of its input and under autocast too.
+
+    A distance that treats images and texts differently is called with the images first; `transposed` is the same
+    distance for calls with the texts first, and must be defined too. Such a distance is only ranked by: `trainable` is
+    False.
     """
+
+    trainable = True
+
+    @property
+    def transposed(self) -> "Distance":
+        """The distance d'(b, a) = d(a, b); the distance itself, where it is symmetric."""
+        return self
 
     def factors(self, query: Gaussian, gallery: Gaussian) -> Factors | None:
         """The form that needs no N x M x D, or None for a distance that has no such form."""
