@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from .distances import get_distance
+from .distances import DISTANCES, get_distance, trainable
 from .losses.terms import LOSSES, WEIGHT, loss_weights
 from .system.text import did_you_mean
 
@@ -32,11 +32,12 @@ class PCMEppCfg:
             against at most 4), at -10 they start at 0.02 per side.
         image_head, text_head: where the branch of a tower begins: "split", before its last `head_layers` blocks, which
             open_clip's own transformers allow; or "top", at the tokens or the feature map that it pools.
-        match_logit: "learned" for a and b of the matching logit -a d + b as parameters of their own; "tied" for a
-            learned b and 2a = match_ratio * exp(logit_scale), a constant to the gradient; or "siglip" for
+        match_logit: "learned" for a and b of the matching logit -a d + b as parameters of their own; "tied" for
+            2a = match_ratio * exp(logit_scale), a constant to the gradient, and a learned b - 2a; or "siglip" for
             2a = exp(logit_scale) and b = logit_bias + 2a, which is SigLIP's logit where the variances are zero.
         match_ratio: 2a / exp(logit_scale) where a is tied: between 0 and 1, where the variance says nothing.
-        init_match_scale, init_match_shift: initial values of a and b where they are learned.
+        init_match_scale, init_match_shift: initial values of a and b where they are learned; where a is tied, the
+            second is that of b - 2a.
         train_means_by: the terms of the loss that train the means: "all", as in the paper, or "contrastive": then
             every other term sees the means, and what the branches read, as constants, and the means are those of
             plain CLIP.
@@ -90,9 +91,14 @@ class PCMEppCfg:
                 either = " or ".join(map(repr, choices))
                 raise ValueError(f"pcmepp_cfg.{key} must be {either}, not {getattr(self, key)!r:.40}.")
         try:
-            get_distance(str(self.distance)[:40])
+            distance = get_distance(str(self.distance)[:40])
         except ValueError as error:
             raise ValueError(f"pcmepp_cfg.distance: {error}") from None
+        if not distance.trainable:
+            raise ValueError(
+                f"pcmepp_cfg.distance '{self.distance}' is a score to rank by and cannot be trained with: choose "
+                f"{', '.join(trainable(DISTANCES))}."
+            )
 
     @property
     def heads(self) -> dict[str, str]:

@@ -46,6 +46,10 @@ def test_a_tied_scale_follows_the_logit_scale():
     assert "negative_scale" not in model.state_dict() and "shift" in model.state_dict()
     torch.testing.assert_close(model.match_scale, 0.25 * model.logit_scale.exp().reshape(1) / 2)
     assert not model.match_scale.requires_grad and model.match_shift.requires_grad
+    torch.testing.assert_close(model.match_shift, model.shift + 2 * model.match_scale)
+    before = model.match_shift - 2 * model.match_scale
+    model.logit_scale.data += 1.5  # towards CLIP's 100: the logit of a cosine of 0 does not move
+    torch.testing.assert_close(model.match_shift - 2 * model.match_scale, before)
     out = model(*make_batch(model))
     torch.testing.assert_close(out["match_scale"], model.match_scale.expand(4))
 
@@ -71,6 +75,7 @@ def test_mistakes_are_one_sentence(change, words):
 def test_weights_of_another_matching_logit_start_a_model(theirs, ours, tmp_path, caplog):
     """All tensors but the scalars of the matching logit, which start anew."""
     source = make_model("PCMEpp-tiny", pcmepp_cfg={**BLOCK, "match_logit": theirs})
+    source.shift.data += 1
     torch.save(source.state_dict(), tmp_path / "source.pt")
     with caplog.at_level("INFO"):
         model = open_clip.create_model(
@@ -78,13 +83,19 @@ def test_weights_of_another_matching_logit_start_a_model(theirs, ours, tmp_path,
         )
     assert "another match_logit" in caplog.text and not model.fresh_logvar
     found, expected = model.state_dict(), source.state_dict()
-    assert all(torch.equal(found[name], expected[name]) for name in found if name != "negative_scale")
+    scalars = ("negative_scale", "shift")
+    assert all(torch.equal(found[name], expected[name]) for name in found if name not in scalars)
+    assert found["shift"].item() == model.pcmepp_cfg.init_match_shift != expected["shift"].item()
+    assert ours == "tied" or found["negative_scale"].item() == model.pcmepp_cfg.init_match_scale
 
 
 @pytest.mark.parametrize(
     "flags, words",
     [
-        (["--match-ratio", "0.3"], "--match-ratio is for --match-logit tied, and this run has learned"),
+        (
+            ["--match-logit", "learned", "--match-ratio", "0.3"],
+            "--match-ratio is for --match-logit tied, and this run has learned",
+        ),
         (["--match-logit", "tied", "--init-match-scale", "3"], "--init-match-scale is for --match-logit learned"),
         (["--match-logit", "siglip"], "--match-logit siglip needs a model with a logit bias"),
     ],

@@ -11,20 +11,37 @@ from pathlib import Path
 import pytest
 import torch
 from rank_worker import BATCH, CFG, build_model
-from slow import slow_terms
+from slow import slow_calibration, slow_difficulty, slow_terms
 
 from pcmepp_openclip.models.pcmepp import is_pcmepp_parameter
 
-WEIGHTS = {"contrastive_weight": 1.5, "match_weight": 2.0, "pp_weight": 0.1, "vib_weight": 1e-2}
+WEIGHTS = {
+    "contrastive_weight": 1.5,
+    "match_weight": 2.0,
+    "pp_weight": 0.1,
+    "vib_weight": 1e-2,
+    "difficulty_weight": 0.3,
+}
 WORLDS, ACCUMS = (1, 2, 3, 4), (1, 2, 4)
 
 
-SIGLIP_WEIGHTS = {"contrastive_weight": 0.0, "match_weight": 1.0, "pp_weight": 0.0, "vib_weight": 1e-6}
+SIGLIP_WEIGHTS = {
+    "contrastive_weight": 0.0,
+    "match_weight": 1.0,
+    "pp_weight": 0.0,
+    "vib_weight": 1e-6,
+    "difficulty_weight": 0.0,
+}
 
 
 def cases():
     for case in csd_cases():
         yield {"form": "paper", **case}
+    for form, distance in (("paper", "csd"), ("decoupled", "csd"), ("paper", "wasserstein")):
+        for world, accum in ((1, 1), (2, 1), (2, 2), (3, 1)):
+            name = f"logged-{form}-{distance}-w{world}-k{accum}"
+            case = {"name": name, "world": world, "accum": accum, "distance": distance, "form": form}
+            yield {**case, "weights": WEIGHTS, "logged": True}
     for form, weights, distance in (
         ("siglip", SIGLIP_WEIGHTS, "csd"),
         ("decoupled", WEIGHTS, "csd"),
@@ -77,13 +94,10 @@ def slow():
     def terms(distance, form):
         model, images, texts = build_model(form)
         out = model(images, texts)
-        found = slow_terms(
-            *(out[key] for key in ("image_features", "text_features", "image_logvar", "text_logvar")),
-            *(out[key].mean() for key in ("clip_scale", "match_scale", "match_shift")),
-            distance=distance,
-            reduction=model.pcmepp_cfg.reduction,
-        )
-        return model, found
+        gaussians = [out[key] for key in ("image_features", "text_features", "image_logvar", "text_logvar")]
+        scalars = [out[key].mean() for key in ("clip_scale", "match_scale", "match_shift")]
+        found = slow_terms(*gaussians, *scalars, distance=distance, reduction=model.pcmepp_cfg.reduction)
+        return model, (*found, slow_difficulty(*gaussians, scalars[0]))
 
     def gradients(distance, form, weights):
         model, found = terms(distance, form)
@@ -105,7 +119,7 @@ def test_loss_and_gradients_equal_one_process(case, results, slow):
     terms, gradients = slow
     distance, form = case["distance"], case["form"]
     got = results[case["name"]]
-    names = ("contrastive_loss", "match_loss", "pp_loss", "vib_loss")
+    names = ("contrastive_loss", "match_loss", "pp_loss", "vib_loss", "difficulty_loss")
     for name, value, weight in zip(names, terms(distance, form)[1], case["weights"].values(), strict=True):
         if weight == 0:
             assert name not in got["terms"]
@@ -115,6 +129,21 @@ def test_loss_and_gradients_equal_one_process(case, results, slow):
     for name, grad in got["grads"].items():
         error = (grad - want[name]).norm() / want[name].norm().clamp(min=1e-9)
         assert error < 1e-5, f"{name}: {error:.1e}"
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.get("logged")], ids=lambda case: case["name"])
+def test_the_log_says_of_a_batch_what_one_process_would(case, results):
+    model, images, texts = build_model(case["form"])
+    out = model(images, texts)
+    expected = slow_calibration(
+        *(out[key].double() for key in ("image_features", "text_features", "image_logvar", "text_logvar")),
+        *(out[key].double().mean() for key in ("clip_scale", "match_scale", "match_shift")),
+        distance=case["distance"],
+    )
+    found = results[case["name"]]["seen"]
+    assert set(expected) < set(found)
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, rel=2e-3, abs=2e-4), name
 
 
 def test_accumulated_gradients_are_reduced_once(results):

@@ -12,17 +12,20 @@ from torch.utils.checkpoint import checkpoint
 from ..distances import CSD, Distance
 from ..gaussian import Gaussian
 from .collectives import AllGather
-from .fused import PairLosses, TruePairs, chunks, pseudo_positives
+from .fused import PairLosses, TruePairs, chunks, csd_logits, pseudo_positives
 from .matching import matching_logits, pairs_divisor
 
 
 class PairTerms(NamedTuple):
-    """The terms that compare every image with every text, and the number of pseudo-positives, each a 0-d tensor."""
+    """The terms that compare every image with every text, and the number of pseudo-positives, each a 0-d tensor; and
+    InfoNCE of each of this rank's pairs, by its image and by its text, [n], a constant to the gradient."""
 
     contrastive: Tensor
     match: Tensor
     pp: Tensor
     pseudo_positives: Tensor
+    image_difficulty: Tensor
+    text_difficulty: Tensor
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,19 @@ class PairBatch:
     @functools.cached_property
     def all_text_means(self) -> Tensor:
         """The means of the texts of all ranks, [N, D], which CSD and InfoNCE need in place of whole Gaussians."""
-        return self.gather(self.texts.mean)
+        return self.gather(self.texts.mean) if self.trained_means is None else self._all_trained_text_means.detach()
+
+    @functools.cached_property
+    def _all_trained_text_means(self) -> Tensor:
+        """The same with the gradient of InfoNCE."""
+        return self.all_text_means if self.trained_means is None else self.gather(self.trained_means[1])
+
+    @functools.cached_property
+    def _offsets(self) -> tuple[Tensor, Tensor]:
+        """|mu|^2 + u of this rank's images, [n], and of all texts, [N]."""
+        offset = CSD().factors(self.images, self.texts)
+        assert offset.column_M is not None
+        return offset.row_N, self.gather(offset.column_M)
 
     @functools.cached_property
     def all_texts(self) -> Gaussian:
@@ -80,18 +95,12 @@ class PairBatch:
     @functools.cached_property
     def pairs(self) -> PairTerms:
         """InfoNCE, matching and pseudo-positives of all pairs: fused for CSD, and for any other distance by itself."""
-        offset = CSD().factors(self.images, self.texts)
-        assert offset.column_M is not None
         fused = type(self.distance) is CSD
-        image_means, text_means = self.images.mean, self.all_text_means
-        if self.trained_means is not None:
-            image_means, text_means = self.trained_means[0], self.gather(self.trained_means[1])
         terms = PairTerms(
             *PairLosses.apply(
-                image_means,
-                text_means,
-                offset.row_N,
-                self.gather(offset.column_M),
+                self.images.mean if self.trained_means is None else self.trained_means[0],
+                self._all_trained_text_means,
+                *self._offsets,
                 *(self.clip_scale, self.match_scale, self.match_shift),
                 self._true_pairs() if fused else None,
                 self.first,
@@ -100,7 +109,16 @@ class PairBatch:
                 self.trained_means is not None,
             )
         )
-        return terms if fused else PairTerms(terms.contrastive, *self._matching())
+        return terms if fused else PairTerms(terms.contrastive, *self._matching(), *terms[4:])
+
+    def match_logits(self, rows: slice) -> Tensor:
+        """The matching logits of some of this rank's images with all texts, [rows, N], without gradients."""
+        with torch.no_grad():
+            if type(self.distance) is CSD:  # without the log-variances of other ranks
+                offset_n, offset_N = self._offsets
+                cosine_rN = self.images.mean[rows] @ self.all_text_means.T
+                return csd_logits(cosine_rN, offset_n[rows], offset_N, self.match_scale, self.match_shift)
+            return self._logits(Gaussian(self.images.mean[rows], self.images.logvar[rows]), self.all_texts)
 
     @torch.no_grad()
     def _true_pairs(self) -> TruePairs | None:

@@ -50,7 +50,8 @@ class TruePairs(NamedTuple):
 
 
 class PairLosses(torch.autograd.Function):
-    """(contrastive, matching, pseudo-positive) losses and the number of pseudo-positives, each a 0-d tensor.
+    """(contrastive, matching, pseudo-positive) losses and the number of pseudo-positives, each a 0-d tensor; and
+    InfoNCE of each of this rank's pairs, by its image and by its text, [n] without a gradient.
 
     Arguments of `apply`, all fp32:
         v_nD, t_ND: means of this rank's images and of all texts. Pair i is (v_i, t_{first + i}).
@@ -59,7 +60,8 @@ class PairLosses(torch.autograd.Function):
         true_pairs: see above, or None where pseudo-positives are not wanted.
         first: the column of this rank's first true pair.
         reduction: of the matching loss, see `matching_loss`.
-        with_contrastive: whether InfoNCE is wanted; without it the term is 0, and no softmax is computed.
+        with_contrastive: whether InfoNCE is wanted; without it the term and that of each pair are 0, and no softmax is
+            computed.
         constant_means: whether the other terms see the means as constants, so that InfoNCE alone trains them.
 
     Means that need no gradient, as those of frozen towers, spare both products of the backward pass.
@@ -80,7 +82,7 @@ class PairLosses(torch.autograd.Function):
         reduction: str,
         with_contrastive: bool = True,
         constant_means: bool = False,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         n, N = len(v_nD), len(t_ND)
         row_lse_n = v_nD.new_empty(n)
         column_max_N = v_nD.new_full((N,), -torch.inf)
@@ -88,7 +90,7 @@ class PairLosses(torch.autograd.Function):
         match, extra, pseudo = v_nD.new_zeros(()), v_nD.new_zeros(()), v_nD.new_zeros(())
         for rows in chunks(v_nD, N):
             c = v_nD[rows] @ t_ND.T
-            y = _match_logits(c, o_n[rows], o_N, a, b)
+            y = csd_logits(c, o_n[rows], o_N, a, b)
             if true_pairs is not None:
                 for is_pseudo in pseudo_positives(y, true_pairs, rows.start + first):
                     extra += (is_pseudo * y).sum()
@@ -110,17 +112,19 @@ class PairLosses(torch.autograd.Function):
         own = slice(first, first + n)
         cosine_n = (v_nD * t_ND[own]).sum(dim=1)
         contrastive = ((row_lse_n + column_lse_N[own]) / 2 - s * cosine_n).mean() if with_contrastive else s * 0
+        lse_n = row_lse_n, column_lse_N[own]
+        each = [x - s * cosine_n if with_contrastive else torch.zeros_like(o_n) for x in lse_n]
         scale = N / n / pairs_divisor(N, N, reduction)
-        positive = _match_logits(cosine_n, o_n, o_N[own], a, b, outer=False).sum()
+        positive = csd_logits(cosine_n, o_n, o_N[own], a, b, outer=False).sum()
         ctx.save_for_backward(v_nD, t_ND, o_n, o_N, s, a, b, row_lse_n, column_lse_N)
         ctx.first, ctx.scale, ctx.true_pairs = first, scale, true_pairs
         ctx.with_contrastive, ctx.constant_means = with_contrastive, constant_means
-        ctx.mark_non_differentiable(pseudo)
-        return contrastive, scale * (match - positive), scale * (2 * (match - positive) - extra), pseudo
+        ctx.mark_non_differentiable(pseudo, *each)
+        return contrastive, scale * (match - positive), scale * (2 * (match - positive) - extra), pseudo, *each
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, g_contrastive: Tensor, g_match: Tensor, g_pp: Tensor, _g_pseudo: Tensor) -> Any:
+    def backward(ctx: Any, g_contrastive: Tensor, g_match: Tensor, g_pp: Tensor, *_: Tensor) -> Any:
         v_nD, t_ND, o_n, o_N, s, a, b, row_lse_n, column_lse_N = ctx.saved_tensors
         n, N, first, true_pairs = len(v_nD), len(t_ND), ctx.first, ctx.true_pairs
         g_contrastive = g_contrastive / (2 * n)
@@ -132,7 +136,7 @@ class PairLosses(torch.autograd.Function):
         ds, dc_match = torch.zeros_like(s), torch.zeros_like(s)
         for rows in chunks(v_nD, N):
             c = v_nD[rows] @ t_ND.T
-            y = _match_logits(c, o_n[rows], o_N, a, b)
+            y = csd_logits(c, o_n[rows], o_N, a, b)
             dy = torch.sigmoid(y).mul_(g_sigmoid)
             if true_pairs is not None:
                 for is_pseudo in pseudo_positives(y, true_pairs, rows.start + first):
@@ -163,7 +167,8 @@ def chunks(v_nD: Tensor, columns: int) -> Iterator[slice]:
         yield slice(start, min(start + step, len(v_nD)))
 
 
-def _match_logits(c: Tensor, o_rows: Tensor, o_columns: Tensor, a: Tensor, b: Tensor, outer: bool = True) -> Tensor:
+def csd_logits(c: Tensor, o_rows: Tensor, o_columns: Tensor, a: Tensor, b: Tensor, outer: bool = True) -> Tensor:
+    """y of the file's docstring, of all pairs or of the pairs (i, i)."""
     return (c * (2 * a)).sub_((a * o_rows - b)[:, None] if outer else a * o_rows - b).sub_(a * o_columns)
 
 

@@ -7,6 +7,7 @@ from ..distances import CSD, get_distance
 from ..gaussian import Gaussian, full_precision
 from .batch import PairBatch
 from .collectives import MeanOverRanks
+from .diagnostics import calibration_diagnostics
 from .matching import pairs_divisor
 from .terms import LOSSES, loss_weights
 
@@ -39,7 +40,8 @@ class PCMEppLoss(nn.Module):
     contrastive_weight=0 here), and keeps a and b on the criterion; here they are parameters of the model, which alone
     is optimised, saved and wrapped by DDP.
 
-    With `diagnose` set, a call also records what a user wants to see of it; `read_diagnostics` returns that.
+    With `diagnose` set, a call also records what a user wants to see of it (see `diagnostics.py`); `read_diagnostics`
+    returns that. Neither the value nor a gradient depends on it.
     """
 
     def __init__(
@@ -98,7 +100,7 @@ class PCMEppLoss(nn.Module):
                 rank=self.rank,
                 world_size=self.world_size,
                 with_pseudo_positives=self.weights["pp"] > 0 or self.diagnose,
-                with_contrastive=self.weights["contrastive"] > 0,
+                with_contrastive=self.weights["contrastive"] > 0 or self.weights["difficulty"] > 0,
                 trained_means=trained_means,
             )
             terms = self._terms(batch)
@@ -132,6 +134,7 @@ class PCMEppLoss(nn.Module):
             "text_uncertainty": text_uncertainty,
             "variance_share": (image_uncertainty + text_uncertainty) / distance,
             "pseudo_positives": batch.pairs.pseudo_positives * self.world_size,
+            **calibration_diagnostics(batch),
         }
 
     def read_diagnostics(self) -> dict[str, float]:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from .batch import PairBatch
+from .difficulty import difficulty
 from .vib import vib
 
 
@@ -27,6 +28,7 @@ LOSSES: dict[str, LossTerm] = {
     "contrastive": LossTerm(lambda batch: batch.pairs.contrastive, 1.0, "InfoNCE, the loss of CLIP"),
     "match": LossTerm(lambda batch: batch.pairs.match, 1.0, "the matching loss"),
     "pp": LossTerm(lambda batch: batch.pairs.pp, 0.0, "the pseudo-positive loss, alpha in the paper"),
+    "difficulty": LossTerm(difficulty, 0.0, "the regression of the uncertainty on the InfoNCE of the own pair"),
     "vib": LossTerm(lambda batch: vib(batch.images) + vib(batch.texts), 1e-6, "the VIB loss, beta in the paper"),
 }
 """All terms of the loss by name. Each has a key `NAME_weight` in `pcmepp_cfg` and a flag `--NAME-weight`."""

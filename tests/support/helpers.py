@@ -67,12 +67,12 @@ def mini_config(**pcmepp_cfg) -> dict:
 
 def slow_forward(model, image, text) -> dict:
     """What `model(image, text)` must be, by the definition: both branches in full, then the token."""
-    layers = model.pcmepp_cfg.head_layers
-    visual = model.visual
+    cfg, visual = model.pcmepp_cfg, model.visual
+    layers, decoupled = cfg.head_layers, cfg.train_means_by == "contrastive"
     x = visual._embeds(image)
     for block in visual.transformer.resblocks[:-layers]:
         x = block(x)
-    mean, sigma = x, x
+    mean, sigma = x, x.detach() if decoupled else x
     for block in visual.transformer.resblocks[-layers:]:
         mean = block(mean)
     for block in visual.uncertainty_transformer.resblocks:
@@ -87,7 +87,7 @@ def slow_forward(model, image, text) -> dict:
     y = model.token_embedding(text) + model.positional_embedding[:length]
     for block in model.transformer.resblocks[:-layers]:
         y = block(y, attn_mask=causal)
-    mean, sigma = y, y
+    mean, sigma = y, y.detach() if decoupled else y
     for block in model.transformer.resblocks[-layers:]:
         mean = block(mean, attn_mask=causal)
     for block in model.uncertainty_transformer.resblocks:
@@ -98,6 +98,8 @@ def slow_forward(model, image, text) -> dict:
     if model.uncertainty_text_bias is not None:
         text_logvar = text_logvar + model.uncertainty_text_bias
 
+    tied = cfg.match_logit == "tied"
+    match_scale = cfg.match_ratio * model.logit_scale.detach().exp() / 2 if tied else model.negative_scale
     return {
         "image_features": F.normalize(pooled @ visual.proj, dim=-1),
         "text_features": F.normalize(text_features, dim=-1),
@@ -105,8 +107,8 @@ def slow_forward(model, image, text) -> dict:
         "text_logvar": text_logvar,
         "logit_scale": model.logit_scale.exp(),
         "clip_scale": model.logit_scale.exp().expand(len(text)),
-        "match_scale": model.negative_scale.expand(len(text)),
-        "match_shift": model.shift.expand(len(text)),
+        "match_scale": match_scale.expand(len(text)),
+        "match_shift": (model.shift + 2 * match_scale if tied else model.shift).expand(len(text)),
     }
 
 

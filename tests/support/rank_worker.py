@@ -1,5 +1,6 @@
 """One rank of the exactness tests: `python rank_worker.py RANK FOLDER`. Runs each case of FOLDER/cases.json with the
-first `world` ranks, one step of open_clip's own training loop each, and leaves rank 0's loss and gradients there."""
+first `world` ranks, one step of open_clip's own training loop each, and leaves rank 0's loss, gradients and diagnostics
+there."""
 
 import json
 import sys
@@ -85,12 +86,15 @@ def one_step(case, rank, folder):
     args.rank, args.world_size, args.batch_size = rank, world, size
     cfg = model.pcmepp_cfg
     loss = Seen(pp.PCMEppLoss(rank, world, case["distance"], cfg.reduction, cfg.train_means_by, **case["weights"]))
+    loss.loss.diagnose = case.get("logged", False)
     optimizer = Capture(model.parameters(), lr=0.0)
     stock_train_one_epoch(wrapped, data, loss, 0, optimizer, None, None, None, args)
+    seen = loss.loss.read_diagnostics() if loss.loss.diagnose else {}
     if rank == 0:
         names = [name for name, _ in model.named_parameters()]
         grads = dict(zip(names, optimizer.seen, strict=True))
-        torch.save({"grads": grads, "terms": loss.terms, "reduced": sum(reduced)}, folder / f"{case['name']}.pt")
+        found = {"grads": grads, "terms": loss.terms, "reduced": sum(reduced), "seen": seen}
+        torch.save(found, folder / f"{case['name']}.pt")
     if world > 1:
         dist.destroy_process_group()
 

@@ -23,7 +23,20 @@ def slow_manhattan(v, t, lv, lt):
     return (v[:, None] - t[None]).abs().sum(-1) + (lv.exp()[:, None] + lt.exp()[None]).sum(-1)
 
 
-SLOW = {"cosine": slow_cosine, "csd": slow_distances, "wasserstein": slow_wasserstein, "manhattan": slow_manhattan}
+def slow_entailment(v, t, lv, lt):
+    """Images first, texts second."""
+    return torch.stack(
+        [torch.stack([1 - (x * y).sum() - s.exp().sum() / 2 for y, s in zip(t, lt, strict=True)]) for x in v]
+    )
+
+
+SLOW = {
+    "cosine": slow_cosine,
+    "csd": slow_distances,
+    "entailment": slow_entailment,
+    "wasserstein": slow_wasserstein,
+    "manhattan": slow_manhattan,
+}
 
 
 def slow_terms(v, t, lv, lt, s, a, b, reduction="mean", distance="csd"):
@@ -48,3 +61,37 @@ def slow_terms(v, t, lv, lt, s, a, b, reduction="mean", distance="csd"):
     pp = (bce(y, rows, reduction="sum") + bce(y, columns, reduction="sum")) / divisor
     kl = sum((-0.5 * (1 + s_ - mu**2 - s_.exp())).mean() for mu, s_ in ((v, lv), (t, lt)))
     return contrastive, match, pp, kl
+
+
+def slow_calibration(v, t, lv, lt, s, a, b, distance="csd"):
+    """What the log says of a batch, one sample at a time: see `losses/diagnostics.py`."""
+    v, t, lv, lt, s, a, b = (x.detach() for x in (v, t, lv, lt, s, a, b))
+    match = (-a * SLOW[distance](v, t, lv, lt) + b).sigmoid()
+    n, found = len(v), {"match_ratio": (2 * a / s).item(), "expected_matches": (match.sum() / len(v)).item()}
+    for side, x, y, logvar, matches in (("image", v, t, lv, match), ("text", t, v, lt, match.T)):
+        others = [[j for j in range(n) if j != i] for i in range(n)]
+        hubness = torch.stack(
+            [torch.stack([(s * (y[j] @ x[i])).exp() for i in others[j]]).mean().log() for j in range(n)]
+        )
+        entropy = []
+        for i in range(n):
+            p = torch.stack([s * (x[i] @ y[j]) - hubness[j] for j in others[i]]).softmax(dim=0)
+            entropy.append(-(p * p.log()).sum())
+        entropy, u = torch.stack(entropy), a * logvar.exp().sum(dim=1)
+        found[f"{side}_miscalibration"] = sum(abs(matches[i].sum().log().item()) for i in range(n)) / n
+        ones = torch.ones(n, dtype=entropy.dtype)
+        found[f"{side}_slope"] = torch.linalg.lstsq(torch.stack([entropy, ones], dim=1), u[:, None]).solution[0].item()
+        found[f"{side}_agreement"] = torch.corrcoef(torch.stack([entropy, u]))[0, 1].item()
+    return found
+
+
+def slow_difficulty(v, t, lv, lt, s):
+    """The regression of log u on log(2 / s * InfoNCE of the own pair + 0.001), one sample at a time."""
+    total = 0
+    for a, b, logvar in ((v, t, lv), (t, v, lt)):
+        for i in range(len(a)):
+            with torch.no_grad():
+                logits = torch.stack([s * (a[i] * b[j]).sum() for j in range(len(b))])
+                target = (2 / s * (logits.logsumexp(0) - logits[i]) + 1e-3).log()
+            total = total + (logvar[i].exp().sum().log() - target) ** 2 / len(a)
+    return total

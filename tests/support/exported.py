@@ -1,0 +1,42 @@
+"""Small exported models with a bank and a calibration, for what runs models."""
+
+from pathlib import Path
+
+import open_clip
+import torch
+import torch.nn.functional as F
+from helpers import make_model, plain_config, plain_twin
+
+from pcmepp_openclip.ambiguity import Bank, Calibration
+from pcmepp_openclip.ambiguity.store import BANK_FILE, CALIBRATION_FILE, save_bank, save_calibration
+from pcmepp_openclip.models.export import export_model
+from pcmepp_openclip.models.fingerprint import bank_fingerprint
+
+
+def export_tiny(folder: Path, probabilistic: bool = True) -> Path:
+    """PCMEpp-tiny with random weights, or a plain CLIP with the weights of its means, as a folder of open_clip's."""
+    model = make_model("PCMEpp-tiny")
+    if probabilistic:
+        return export_model(model, folder, "PCMEpp-tiny")
+    plain = plain_twin(model, "PCMEpp-tiny")
+    open_clip.model.set_model_preprocess_cfg(plain, model.visual.preprocess_cfg)
+    return export_model(plain, folder, plain_config("PCMEpp-tiny"))
+
+
+def random_bank(model, size: int = 12, seed: int = 0) -> Bank:
+    """Random references, which differ more than a random model's: mistakes show."""
+    dims = model.embed_dim if hasattr(model, "embed_dim") else model.text_projection.shape[1]
+    draw = torch.randn(2, size, dims, generator=torch.Generator().manual_seed(seed))
+    images_BD = F.normalize(draw[0], dim=-1).half().float()  # as they are stored
+    texts_BD = F.normalize(draw[0] + 0.7 * draw[1], dim=-1).half().float()
+    return Bank(F.normalize(images_BD, dim=-1), F.normalize(texts_BD, dim=-1), model.logit_scale.detach().exp().item())
+
+
+def add_bank(folder: Path, calibration: str | None = None) -> Bank:
+    """Gives an exported model a bank and, by the name of its estimator, a calibration."""
+    model = open_clip.create_model(f"local-dir:{folder}")
+    bank = random_bank(model)
+    save_bank(bank, folder / BANK_FILE, bank_fingerprint(model))
+    if calibration:
+        save_calibration(Calibration(calibration, 1.3, 0.4, 0.7, -2.5, 100, 0.02), folder / CALIBRATION_FILE)
+    return bank
