@@ -31,7 +31,7 @@ def test_it_says_what_would_happen(counted, tmp_path, capsys):
     assert out["steps"] == "16 per epoch, 160 in 10 epochs"  # 512 samples
     assert out["warm-up"] == "5 steps, 3.1 % of the run"
     assert out["samples seen"] == "5,120"
-    assert "160,517,379 parameters" in out["model"] and out["checkpoint size"] == "about 1.93 GB"
+    assert "160,517,378 parameters" in out["model"] and out["checkpoint size"] == "about 1.93 GB"
     assert out["output"] == str(tmp_path / "new") and not (tmp_path / "new").exists()
 
 

@@ -26,7 +26,8 @@ def test_a_distance_and_a_loss_term_of_one_s_own(tmp_path):
     flags = f"""--model PCMEpp-tiny --dataset-type webdataset --train-data {data} --train-num-samples 64 --batch-size 16
         --val-data {validation} --val-num-samples 24 --epochs 1 --workers 0 --precision fp32 --log-every-n-steps 1
         --logs {tmp_path / "logs"} --name run
-        --distance manhattan --agreement-weight 0.5 --match-weight 2 --contrastive-weight 0""".split()
+        --distance manhattan --agreement-weight 0.5 --match-weight 2 --contrastive-weight 0
+        --train-means-by all""".split()
     done = run_python(str(script), "train", *flags, env=environment)
     assert done.returncode == 0, done.stderr
 

@@ -87,7 +87,7 @@ def test_the_branch_moves_and_the_towers_do_not(run, weights, tmp_path, cached):
     assert code == 0 and len(losses(log)) == 2 * SHARDS * SAMPLES // 8 and losses(log)[-1] < losses(log)[0]
     before, after = torch.load(weights, weights_only=True), state_of(tmp_path / "run")
     trained = {name for name in before if is_pcmepp_parameter(name)}
-    assert {"negative_scale", "shift", "visual.uncertainty_bias", "uncertainty_text_projection"} <= trained
+    assert {"shift", "visual.uncertainty_bias", "uncertainty_text_projection"} <= trained
     assert moved(before, after) == trained
     assert "random weights" not in log and log.count("Head only: both towers are frozen") == 1
     assert ("augmentations are off" in log) == cached

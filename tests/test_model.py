@@ -165,12 +165,13 @@ def test_uncertainty_is_the_sum_of_variances():
 
 
 @pytest.mark.parametrize("raw, used", [(3.0, 3.0), (0.01, 0.01), (0.0, 0.01), (-2.0, 0.01)])
-def test_match_scale_stays_positive_and_keeps_its_gradient(tiny, tiny_batch, raw, used):
+def test_match_scale_stays_positive_and_keeps_its_gradient(raw, used):
+    model = make_model("PCMEpp-tiny", pcmepp_cfg={"head_layers": 1, "init_logvar_bias": -5.0})
     with torch.no_grad():
-        tiny.negative_scale.fill_(raw)
-    out = tiny(*tiny_batch)
+        model.negative_scale.fill_(raw)
+    out = model(*make_batch(model))
     torch.testing.assert_close(out["match_scale"], torch.full((4,), used))
-    (gradient,) = torch.autograd.grad(out["match_scale"].mean(), tiny.negative_scale)
+    (gradient,) = torch.autograd.grad(out["match_scale"].mean(), model.negative_scale)
     torch.testing.assert_close(gradient, torch.ones(1))
 
 

@@ -226,6 +226,8 @@ def test_flags_of_the_optimizer_that_are_changed_on_resume_count(ranks, flags, t
         "0.98",
         "--eps",
         "1e-6",
+        "--match-logit",
+        "learned",
         "--init-match-scale",
         "5",
     ]
@@ -240,6 +242,8 @@ def test_flags_of_the_optimizer_that_are_changed_on_resume_count(ranks, flags, t
         "0.97",
         "--eps",
         "1e-7",
+        "--match-logit",
+        "learned",
         "--init-match-scale",
         "7",
     ]

@@ -11,6 +11,11 @@ import pytest
 from drawn_shards import write_shards
 from terminal import run_on_terminal
 
+CALIBRATION = (
+    *("match_ratio", "expected_matches", "image_miscalibration", "text_miscalibration"),
+    *("image_slope", "text_slope", "image_agreement", "text_agreement"),
+)
+
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory):
@@ -33,14 +38,16 @@ def test_tensorboard_goes_on_with_the_steps(resumed):
 
     events = EventAccumulator(str(resumed[0] / "run/tensorboard"))
     events.Reload()
-    for tag in ("train/loss", "train/match_loss", "train/match_scale", "train/match_shift", "train/text_uncertainty"):
-        assert [event.step for event in events.Scalars(tag)] == list(range(8)), tag
+    names = ("loss", "match_loss", "match_scale", "match_shift", "text_uncertainty", "variance_share", *CALIBRATION)
+    for name in names:
+        assert [event.step for event in events.Scalars(f"train/{name}")] == list(range(8)), name
 
 
 def test_wandb_goes_on_in_the_same_run(resumed):
     files = sorted(resumed[0].glob("wandb/offline-run-*/*.wandb"))
     assert [file.name for file in files] == ["run-run.wandb"] * 2  # the same id: one run when it is synced
-    steps = [step for file in files for step, items in history(file) if "train/variance_share" in items]
+    names = {f"train/{name}" for name in ("variance_share", *CALIBRATION)}
+    steps = [step for file in files for step, items in history(file) if names <= set(items)]
     assert steps == list(range(8))
 
 

@@ -11,6 +11,7 @@ import torch
 from drawn_shards import write_csv, write_shards
 
 import pcmepp_openclip as pp
+from pcmepp_openclip import cli
 from pcmepp_openclip.host import training
 from pcmepp_openclip.training import command as train
 
@@ -51,7 +52,10 @@ FLAGS = {
     "timm": ["--opt", "timm/lamb", "--eps", "1e-6"],
     "tensorboard": ["--report-to", "tensorboard"],
     "weights": ["--match-weight", "2", "--vib-weight", "0", "--pp-weight", "0.1", "--reduction", "sum"],
-    "fine-tuning": ["--contrastive-weight", "0", "--match-weight", "2", "--pp-weight", "0.1", "--vib-weight", "1e-4"],
+    "fine-tuning": [
+        *("--train-means-by", "all", "--contrastive-weight", "0", "--match-weight", "2"),
+        *("--pp-weight", "0.1", "--vib-weight", "1e-4"),
+    ],
 }
 
 
@@ -71,17 +75,18 @@ def test_a_flag_of_open_clips_works(run, flags):
 
         events = EventAccumulator(str(run.folder / "run" / "tensorboard"))
         events.Reload()
-        for tag in ("train/match_loss", "train/match_scale", "train/image_uncertainty", "train/variance_share"):
+        for tag in ("train/match_loss", "train/match_scale", "train/image_uncertainty", "train/image_agreement"):
             assert [event.step for event in events.Scalars(tag)] == [0, 1, 2, 3], tag
 
 
 def test_initial_values_come_from_the_flags_else_the_config(run):
-    code, log = run("--init-match-scale", "3", "--init-match-shift", "-2", "--init-logvar-bias", "-6", lr=0)
+    flags = ["--match-logit", "learned", "--init-match-scale", "3", "--init-match-shift", "-2"]
+    code, log = run(*flags, "--init-logvar-bias", "-6", lr=0)
     assert code == 0 and " match_scale: 3.0000 match_shift: -2.0000 " in log
     state = torch.load(run.folder / "run/checkpoints/epoch_1.pt", weights_only=True)["state_dict"]
     assert torch.equal(state["visual.uncertainty_bias"], torch.full((64,), -6.0))
     code, log = run(name="config", lr=0)
-    assert code == 0 and " match_scale: 5.0000 match_shift: 5.0000 " in log
+    assert code == 0 and " match_scale: 3.5714 match_shift: 7.1429 " in log  # a quarter of 1 / 0.07, and 2a
 
 
 def test_the_same_seed_gives_the_same_losses_and_resume_goes_on(run):
@@ -187,8 +192,16 @@ def test_a_loss_that_is_not_finite_stops_the_run(run, monkeypatch):
 def test_a_warning_when_the_variance_drowns_the_means(run):
     _, log = run("--init-logvar-bias", "2", lr=0)
     assert log.count("The variances dominate the means") == 1
+    assert log.count("WARNING | The var") == 1  # a run of four steps is too short for any other
     _, log = run("--init-logvar-bias", "-8", name="small", lr=0)
-    assert "drown" not in log
+    assert "The variance" not in log
+
+
+def test_a_warning_when_the_match_scale_leaves_nothing_for_the_variance_to_say(run):
+    _, log = run("--match-logit", "learned", "--init-match-scale", "7", epochs=2, lr=0)  # s starts at 14.3
+    assert log.count("match_ratio in the log, is 0.98") == 1 and "--match-logit tied" in log
+    _, log = run("--match-logit", "tied", name="tied", lr=0)
+    assert " match_ratio: 0.50000 " in log and "lose its meaning" not in log
 
 
 def test_validation_by_cosine_and_by_csd(run, data):
@@ -202,8 +215,18 @@ def test_validation_by_cosine_and_by_csd(run, data):
     for samples in ("images", "captions"):
         for hit in ("cosine_R@1", "csd_R@1"):
             assert f"{samples}/{hit}/bin_correlation" in row and 0 <= row[f"{samples}/{hit}/miss_AUROC"] <= 1
+            assert -1 <= row[f"{samples}/{hit}/S_10_levels"] <= 1 and f"{samples}/{hit}/S_10_levels_low" not in row
+            assert 0 <= row[f"{samples}/{hit}/bank/miss_AUROC"] <= 1
     model = open_clip.create_model("PCMEpp-tiny", pretrained=str(run.folder / "run/checkpoints/epoch_1.pt"))
     assert isinstance(model, pp.PCMEppCLIP) and row["num_samples"] == 128
+    # By the entailment score the images alone are worth a line, and `pcmepp eval` finds the same on the same data.
+    assert [key for key in row if "entailment" in key] == [f"entailment/image_to_text_R@{k}" for k in (1, 5, 10)]
+    flags = ["--pretrained", str(run.folder / "run/checkpoints/epoch_1.pt"), "--workers", "0"]
+    flags += ["--retrieval", f"d={data}", "--out", str(run.folder / "eval")]
+    assert cli.main(["eval", "--model", "PCMEpp-tiny", *flags]) == 0
+    got = json.loads((run.folder / "eval/results.json").read_text())["retrieval"]["d"]["metrics"]
+    for key in ("image_to_text_R@5", *(f"entailment/image_to_text_R@{k}" for k in (1, 5, 10))):
+        assert row[key] == pytest.approx(got[key]), key
 
 
 def test_stock_main_trains_pcmepp_through_the_launcher(data, tmp_path):

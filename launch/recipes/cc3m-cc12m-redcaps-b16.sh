@@ -16,7 +16,8 @@ recipe=(
     --epochs 32
     --lr 5e-4 --wd 0.2 --beta1 0.9 --beta2 0.98 --eps 1e-6
     --warmup 10000                  # steps, five times CLIP's
-    --vib-weight 1e-6 --pp-weight 0 --init-match-scale 1 --init-match-shift 1
+    --train-means-by all --match-logit learned --init-match-scale 1 --init-match-shift 1 --init-logvar-bias -10
+    --vib-weight 1e-6 --pp-weight 0 # drop the line above for the config's own: decoupled and tied
     --precision amp_bf16
     --save-every-minutes 15
     --report-to tensorboard

@@ -13,6 +13,7 @@ recipe=(
     --train-data "cc3m=$DATA/cc3m/*.tar"
     --dataset-type webdataset
     --head-only
+    --init-logvar-bias -8           # the pretrained scale of 100 asks for smaller variances than a fresh one
     --cache-tokens "${CACHE:-$DATA/cc3m-tokens-b32}"
     --workers 6
     --batch-size 512                # per rank: 8 ranks make 4096; keep the product

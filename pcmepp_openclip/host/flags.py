@@ -82,6 +82,7 @@ class RunSettings:
     validates: bool
     resampled: bool
     epochs: int
+    warmup: int
     batch_size: int
     accum_freq: int
     seed: int
@@ -122,6 +123,7 @@ def run_settings(args: Namespace, keep_latest: bool) -> RunSettings:
         validates=validates(args),
         resampled=args.dataset_resampled,
         epochs=args.epochs,
+        warmup=args.warmup,
         batch_size=args.batch_size,
         accum_freq=args.accum_freq,
         seed=args.seed,

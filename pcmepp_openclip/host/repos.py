@@ -167,6 +167,32 @@ def check_tokenizer(folder: Path, where: str) -> None:
                 )
 
 
+def file_beside(model_name: str, name: str) -> Path | None:
+    """The file of that name beside the weights of a `local-dir:` or `hf-hub:` model; None if there is none, and for
+    models that lie in neither. Without a network only the cache counts, and a warning says what is not known."""
+    schema, identifier = factory.parse_model_name(model_name)
+    if schema not in ("local-dir", "hf-hub"):
+        return None
+    if schema == "local-dir" or Path(identifier).is_absolute():
+        path = Path(identifier) / name
+        return path if path.is_file() else None
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+
+    repo_id, _, revision = identifier.partition("@")
+    try:
+        return Path(hf_hub_download(repo_id, name, revision=revision or None))
+    except LocalEntryNotFoundError as error:
+        if isinstance(error.__cause__, HfHubHTTPError):  # the Hub did answer, and the file may well be there
+            raise ValueError(f"{name} of {model_name} cannot be fetched: {_line(error.__cause__)}.") from None
+        logging.warning("%s: whether it has a %s is not known, since the Hub cannot be reached.", model_name, name)
+        return None
+    except EntryNotFoundError:
+        return None
+    except Exception as error:
+        raise ValueError(f"{name} of {model_name} cannot be fetched: {_line(error)}.") from None
+
+
 def _our_weights(repo_id: str, **kwargs: Any) -> str:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError

@@ -35,8 +35,8 @@ class ProbabilisticModel(nn.Module):
         negative_scale [1]: a of the matching logit -a d + b. A distance must count against a match, so what
             is used is max(a, 0.01), with the gradient passed straight through: the raw value may drift below
             but is never stuck there. See `match_scale`.
-        shift [1]: b of the matching logit, free in sign. Only this one exists where `match_logit` is "tied", and
-            neither where it is "siglip".
+        shift [1]: b of the matching logit, free in sign. Only this one exists where `match_logit` is "tied", and is
+            b - 2a there; neither exists where it is "siglip".
         The branches, see `is_pcmepp_parameter`: split off, `uncertainty_transformer.*`, a projection and, unless
             `init_logvar_bias` is null, a bias; on top, `uncertainty_head.*`.
 
@@ -116,11 +116,12 @@ class ProbabilisticModel(nn.Module):
     @property
     def match_shift(self) -> Tensor:
         """b of the matching logit, [1], fp32. With b = logit_bias + exp(logit_scale) the matching logit is SigLIP's own
-        where the variances are zero, since then d = 2 - 2 cos."""
+        where the variances are zero, since then d = 2 - 2 cos. A tied scale grows with the logit scale, up to seven
+        times: b = shift + 2a follows it at once, and the logit is 2a cos - a (u_v + u_t) + shift."""
         if self.pcmepp_cfg.match_logit == "siglip":
             assert self.logit_bias is not None
             return self.logit_bias.float().reshape(1) + self.logit_scale.float().exp().reshape(1)
-        return self.shift.float()
+        return self.shift.float() + (2 * self.match_scale if self.pcmepp_cfg.match_logit == "tied" else 0)
 
     def encode_image(self, image: Tensor, normalize: bool = False) -> Tensor:
         mean_ND = self._mean(self.image_branch, image)

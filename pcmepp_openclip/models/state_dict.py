@@ -34,8 +34,9 @@ def reconcile_state_dict(model: Any, state_dict: dict) -> dict:
     sigma_present = [name for name in own if is_pcmepp_parameter(name) and name in state_dict]
     if sigma_present and not {*sigma_missing, *unknown} - set(MATCH_SCALARS) and (sigma_missing or unknown):
         logging.info("The file has another match_logit: what the matching logit has of its own starts anew.")
-        state_dict = {name: tensor for name, tensor in state_dict.items() if name not in unknown}
-        state_dict, sigma_missing, unknown = {**state_dict, **{name: own[name] for name in sigma_missing}}, [], []
+        state_dict = {name: tensor for name, tensor in state_dict.items() if name not in MATCH_SCALARS}
+        state_dict |= {name: own[name] for name in MATCH_SCALARS if name in own}
+        sigma_missing, unknown = [], []
     if sigma_present and sigma_missing:
         raise ValueError(
             f"it has {len(sigma_present)} tensors of the log-variance branch but lacks {len(sigma_missing)}: "

@@ -81,7 +81,7 @@ class RunDescription:
             resumed: the metadata of the checkpoint that the run was resumed from, or {}. Start settings are taken
                 from it, and "changes" lists what was changed later, with the step.
         """
-        from .. import __version__
+        from ..system.version import __version__
 
         versions = {"pcmepp-openclip": __version__, "open_clip_torch": importlib.metadata.version("open_clip_torch")}
         versions |= {"torch": torch.__version__, "python": platform.python_version()}

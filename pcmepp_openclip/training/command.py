@@ -23,7 +23,7 @@ import open_clip
 
 from .. import cache, data
 from ..config import PCMEppCfg
-from ..distances import DISTANCES
+from ..distances import DISTANCES, trainable
 from ..host import flags, never_ask, training
 from ..losses.terms import LOSSES, WEIGHT, loss_weights
 from ..runs import record
@@ -39,7 +39,7 @@ from .hooks import TrainingHooks
 from .validation import evaluate
 
 OVERRIDES = {  # flag: (key of pcmepp_cfg, type, help)
-    "--distance": ("distance", str, f"distance d in the matching logit -a d + b: {', '.join(DISTANCES)}"),
+    "--distance": ("distance", str, f"distance d in the matching logit -a d + b: {', '.join(trainable(DISTANCES))}"),
     "--reduction": ("reduction", str, "reduction of the matching loss: 'mean', or 'sum' divided by the batch size"),
     "--match-logit": ("match_logit", str, "a and b in the matching logit -a d + b: 'learned', 'tied' or 'siglip'"),
     "--match-ratio": ("match_ratio", float, "2a / exp(logit_scale) with --match-logit tied, between 0 and 1"),

@@ -113,13 +113,10 @@ class TrainingHooks:
             )
 
     def watch_loss(self, loss: nn.Module, saves: bool) -> nn.Module:
-        settings = self.settings
-        self.monitor = Monitor(
-            loss, settings.checkpoints, settings.rank, settings.distributed, settings.wandb, self.pcmepp_cfg
-        )
+        self.monitor = Monitor(loss, self.settings, self.pcmepp_cfg)
         self.saves = saves
         if saves:
-            self.monitor.history = settings.checkpoints / record.HISTORY
+            self.monitor.history = self.settings.checkpoints / record.HISTORY
         return self.monitor.loss
 
     def train_epoch(self, epoch: EpochCall) -> None:
@@ -131,6 +128,7 @@ class TrainingHooks:
         self.trained = True
         batches = train.dataloader.num_batches
         self.steps_per_epoch = batches // self.settings.accum_freq
+        self.monitor.steps = self.settings.epochs * self.steps_per_epoch
         if self.revalidate:
             self.revalidate = False
             logging.info("Epoch %d is trained, but its validation was interrupted: repeating it.", epoch.index)

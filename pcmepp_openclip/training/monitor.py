@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from ..config import PCMEppCfg
+from ..host.flags import RunSettings
 from ..losses.collectives import all_reduce
 from ..losses.pcmepp import PCMEppLoss
 from ..runs import checkpoints, record
 from ..system.errors import RunFailed
-
-VARIANCE_SHARE_WARNING = 0.9  # share of the variance in the CSD above which the means hardly count
+from .health import HealthCheck
 
 
 class NonFiniteLoss(RunFailed):
@@ -26,22 +26,22 @@ class Monitor:
     """Watches the loss of open_clip's loop, without changing what is computed.
 
     At open_clip's logging interval: PCME++'s diagnostics, averaged over ranks, to the console, TensorBoard and W&B,
-    and the check that the loss was finite in every step since the last one. Between these steps nothing waits for
-    the device.
+    the warnings of `HealthCheck`, and the check that the loss was finite in every step since the last one. Between
+    these steps nothing waits for the device.
 
     Arguments:
         loss: the loss to watch; train with `Monitor.loss`.
-        checkpoints: the folder of the run's checkpoints, which messages name.
-        wandb: whether open_clip logs to W&B.
+        settings: of the run.
         cfg: the model's `pcmepp_cfg`, None for a plain model.
     """
 
-    def __init__(self, loss: nn.Module, checkpoints: Path, rank: int, distributed: bool, wandb: bool, cfg: dict | None):
-        self.loss = MonitoredLoss(loss, checkpoints, distributed)
-        self.rank, self.wandb = rank, wandb
-        self.cfg = PCMEppCfg.parse(cfg).as_json() if cfg else {}  # with the defaults of keys that are not given
+    def __init__(self, loss: nn.Module, settings: RunSettings, cfg: dict | None):
+        self.loss = MonitoredLoss(loss, settings.checkpoints, settings.distributed)
+        self.rank, self.wandb = settings.rank, settings.wandb
+        batch = settings.samples_per_batch * settings.accum_freq
+        self.health = HealthCheck(PCMEppCfg.parse(cfg).as_json(), batch, settings.warmup) if cfg else None
         self.history: Path | None = None  # the file in which the loss is recorded
-        self.warned = False
+        self.steps = 0  # of the whole run, set before its first epoch
 
     def check(self) -> None:
         """Raise on all ranks if the loss of any step so far was not finite. Waits for the device."""
@@ -67,15 +67,9 @@ class Monitor:
             import wandb
 
             wandb.log(scalars, step=step)
-        if seen["variance_share"] > VARIANCE_SHARE_WARNING and not self.warned:
-            self.warned = True
-            logging.warning(
-                "The variances dominate the means: they are %.0f %% of the CSD between an image and a text. Lower "
-                "--init-logvar-bias (now %s) or --vib-weight (now %g).",
-                100 * seen["variance_share"],
-                self.cfg.get("init_logvar_bias"),
-                self.cfg.get("vib_weight", 0),
-            )
+        if self.health is not None:
+            for warning in self.health.warnings(step, self.steps, seen):
+                logging.warning(warning)
 
 
 class MonitoredLoss(nn.Module):

@@ -7,15 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..ambiguity.bank import Bank
+from ..distances import Entailment, by_name
 from ..evaluation.failure import failure
+from ..evaluation.levels import levels
 from ..evaluation.metric import Metric, as_dict
-from ..evaluation.retrieval import Ranking, rankings, retrieval_metrics
+from ..evaluation.retrieval import KS, Ranking, rankings, retrieval_metrics
 from ..evaluation.uncertainty import against_hits, bins
 from ..gaussian import Gaussian
 from ..host import training
 from ..runs import record
 
-ABOUT_UNCERTAINTY = ("bin_correlation", "miss_AUROC")  # of all about uncertainty, these are worth a line in the log
+# Of all about uncertainty, these are worth a line in the log.
+ABOUT_UNCERTAINTY = ("bin_correlation", "S_10_levels", "miss_AUROC")
 
 
 def evaluate(model: Any, data: dict, epoch: int, args: Any, **kwargs: Any) -> dict:
@@ -33,13 +37,17 @@ def evaluate(model: Any, data: dict, epoch: int, args: Any, **kwargs: Any) -> di
     def metrics(image_features: Tensor, text_features: Tensor, logit_scale: Tensor) -> dict[str, float]:
         images = Gaussian(image_features.to(args.device), torch.cat(logvars["image_logvar"]).to(args.device))
         texts = Gaussian(text_features.to(args.device), torch.cat(logvars["text_logvar"]).to(args.device))
-        distances = dict.fromkeys(("cosine", inner.pcmepp_cfg.distance))
-        found = rankings(images, texts, range(len(texts.mean)), distances=distances)
+        by_distance = by_name(list(dict.fromkeys(("cosine", inner.pcmepp_cfg.distance))))
+        entailment = Entailment.of_scales(inner.match_scale.item(), logit_scale.item())
+        own = range(len(texts.mean))
+        found = rankings(images, texts, own, distances=by_distance)
+        entailed = rankings(images, texts, own, distances={"entailment": entailment})
         uncertainty = {"images": images.uncertainty, "captions": texts.uncertainty}
         if args.save_logs:
             lines = dict(_bins(found, uncertainty))
             record.append_line(Path(args.checkpoint_path) / record.UNCERTAINTY, {"epoch": epoch, **lines})
-        return as_dict([*retrieval_metrics(found), *_about_uncertainty(found, uncertainty)])
+        about = [*_about_uncertainty(found, uncertainty), *_about_means(found, images, texts, logit_scale.item())]
+        return as_dict([*retrieval_metrics(found), *_recalls_of_images(entailed), *about])
 
     handle = inner.register_forward_hook(keep)
     try:
@@ -49,11 +57,39 @@ def evaluate(model: Any, data: dict, epoch: int, args: Any, **kwargs: Any) -> di
         handle.remove()
 
 
+def _recalls_of_images(found: Sequence[Ranking]) -> Iterator[Metric]:
+    """R@k of the images as queries alone: captions find by the entailment score what they find by the cosine."""
+    for ranking in found:
+        if ranking.samples == "images":
+            yield from (metric for metric in ranking.metrics() if metric.name in {f"R@{k}" for k in KS})
+
+
 def _about_uncertainty(found: Sequence[Ranking], uncertainty: dict[str, Tensor]) -> Iterator[Metric]:
     for ranking in found:
         for label, hit_N in ranking.hits.items():
             uncertainty_N, about = uncertainty[ranking.samples], (ranking.samples, label)
-            for metric in (*against_hits(uncertainty_N, hit_N, *about), *failure(-uncertainty_N, hit_N, *about)):
+            for metric in (
+                *against_hits(uncertainty_N, hit_N, *about),
+                *levels(uncertainty_N, hit_N, *about, resamples=0),
+                *failure(-uncertainty_N, hit_N, *about),
+            ):
+                if metric.name in ABOUT_UNCERTAINTY:
+                    yield metric
+
+
+def _about_means(found: Sequence[Ranking], images: Gaussian, texts: Gaussian, scale: float) -> Iterator[Metric]:
+    """What the means alone say of misses, such as "images/csd_R@1/bank/miss_AUROC": by the entropy of a bank of the
+    validation pairs themselves over the gallery, to be read beside that of the variance."""
+    if len(images.mean) < 2:
+        return
+    bank = Bank(images.mean.float(), texts.mean.float(), scale)
+    entropy = {
+        "images": bank.entropy(images.mean, "images", texts.mean),
+        "captions": bank.entropy(texts.mean, "texts", images.mean),
+    }
+    for ranking in found:
+        for label, hit_N in ranking.hits.items():
+            for metric in failure(-entropy[ranking.samples], hit_N, ranking.samples, label, "bank"):
                 if metric.name in ABOUT_UNCERTAINTY:
                     yield metric
 
