@@ -8,10 +8,10 @@
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from .system import launcher
-
-__version__ = "0.1.0"
+from .system.version import __version__  # noqa: F401
 
 launcher.hand_over()  # `python -m pcmepp_openclip PROGRAM` does not come back from here
 launcher.expect_ctrl_c()
@@ -37,12 +37,26 @@ _installed = Path(__file__).parent / "model_configs"
 MODEL_CONFIGS = _installed if _installed.is_dir() else Path(__file__).parent.parent / "model_configs"
 register({"CLIP": PCMEppCLIP, "CustomTextCLIP": PCMEppCustomTextCLIP}, create_loss, reconcile_state_dict, MODEL_CONFIGS)
 
+if TYPE_CHECKING:
+    from .inference.model import ImageTextModel
+
+
+def __getattr__(name: str) -> Any:
+    """`ImageTextModel` is imported when it is asked for: the import of this package stays as fast as it is."""
+    if name == "ImageTextModel":
+        from .inference.model import ImageTextModel
+
+        return ImageTextModel
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
     "DISTANCES",
     "LOSSES",
     "MODEL_CONFIGS",
     "Distance",
     "Gaussian",
+    "ImageTextModel",
     "LossTerm",
     "PCMEppCLIP",
     "PCMEppCfg",

@@ -14,6 +14,8 @@ COMMANDS = {  # name: (module, what it does)
     "push": ("pcmepp_openclip.hub.command", "push a run or a checkpoint to the Hugging Face Hub"),
     "data": ("pcmepp_openclip.data.command", "count and check training shards"),
     "eval": ("pcmepp_openclip.evaluation.command", "evaluate retrieval, zero-shot classification and uncertainty"),
+    "bank": ("pcmepp_openclip.inference.bank_command", "make the bank of reference pairs that tells what is ambiguous"),
+    "calibrate": ("pcmepp_openclip.inference.calibrate_command", "fit the probability that an image and a text match"),
     "demo": ("pcmepp_openclip.demo.command", "train a small model on drawn scenes and measure its uncertainty"),
 }
 
@@ -49,7 +51,7 @@ def run(argv: list[str]) -> int:
             print(f"  {name:10} {summary}")
         return 0 if argv else 2
     if argv[0] == "--version":
-        from . import __version__
+        from .system.version import __version__
 
         print(f"pcmepp-openclip {__version__}")
         return 0

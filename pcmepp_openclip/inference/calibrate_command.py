@@ -1,0 +1,77 @@
+"""`pcmepp calibrate`: fit the probability that an image and a text are a pair.
+
+    pcmepp calibrate --model local-dir:exported --data FOLDER --out exported
+    pcmepp calibrate --model ViT-B-32 --pretrained laion2b_s34b_b79k --bank bank.safetensors --data FOLDER --out DIR
+
+Take held-out pairs: neither those of the training nor those of the bank. Four scalars are fitted to images that are
+drawn at random, each with all of its captions, and saved as calibration.json.
+"""
+
+import argparse
+import dataclasses
+
+import torch
+
+from ..ambiguity import Bank, Calibration, calibration
+from ..ambiguity.calibration import ESTIMATORS
+from ..ambiguity.store import CALIBRATION_FILE, bank_digest, save_calibration
+from ..evaluation.datasets import read_captioned
+from ..evaluation.encode import cosine_scale
+from ..evaluation.loading import LoadedModel, load_model
+from . import pairs, scores
+from .beside import find_bank
+
+SIZE = 1000
+
+
+def main(argv: list[str]) -> None:
+    args = arguments(argv)
+    data = read_captioned(args.data, args.split, "--data")
+    path = pairs.output_file(args.out, CALIBRATION_FILE)
+    data = pairs.draw(data, min(args.size, len(data.images)), args.seed)
+    loaded = load_model(args.model, args.pretrained, args.device)
+    bank = chosen_bank(args, loaded)
+    images, texts = pairs.encode(loaded, data, args, probabilistic=bank is None)
+    inputs = scores.calibration_inputs(images, texts, cosine_scale(loaded.model), bank)
+    image_of_text = torch.tensor(data.image_of_caption)
+    found = calibration.fit(*inputs, image_of_text, "variance" if bank is None else "bank")
+    if bank is not None:
+        found = dataclasses.replace(found, bank=bank_digest(bank))
+    save_calibration(found, path)
+    print(summary(found, scores.error_of_a_shift(inputs[0], image_of_text), len(data.images)))
+    print(path)
+
+
+def arguments(argv: list[str]) -> argparse.Namespace:
+    parser = pairs.parser("calibrate", __doc__, SIZE, "images that are drawn, at most")
+    parser.add_argument("--bank", metavar="FILE", help="the model's bank, or its folder; by default beside the weights")
+    parser.add_argument(
+        "--estimator", choices=ESTIMATORS, help="what corrects a score (default: the bank where there is one)"
+    )
+    args = parser.parse_args(argv)
+    pairs.check_arguments(args, least_size=4)
+    if args.bank and args.estimator == "variance":
+        raise ValueError("--estimator variance needs no --bank: drop one of the two.")
+    return args
+
+
+def chosen_bank(args: argparse.Namespace, loaded: LoadedModel) -> Bank | None:
+    """The bank, or None to use the variances."""
+    bank = None if args.estimator == "variance" else find_bank(loaded.model, args.model, args.bank)
+    if bank is None and args.estimator == "bank":
+        raise ValueError(f"--estimator bank: {args.model} has no bank beside its weights; give --bank FILE.")
+    if bank is None and not loaded.probabilistic:
+        raise ValueError(f"{args.model} has no trained variances: make a bank by `pcmepp bank`, and give --bank FILE.")
+    return bank
+
+
+def summary(found: Calibration, before: float, images: int) -> str:
+    worse = "\nThe calibration is no better than the shift alone: give more images." if found.error > before else ""
+    return (
+        f"Fitted to {images} images with {found.pairs} captions, by the {found.estimator}.\n"
+        f"  scale {found.scale:.4f}, image weight {found.image_weight:.4f}, text weight {found.text_weight:.4f}, "
+        f"shift {found.shift:.4f}\n"
+        f"Expected calibration error at a prior of 1/2, on the half of the images that was not fitted to:\n"
+        f"  {before:.4f}  sigmoid(s cos + shift), the shift fitted alone\n"
+        f"  {found.error:.4f}  calibrated{worse}"
+    )

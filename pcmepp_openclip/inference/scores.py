@@ -1,0 +1,72 @@
+"""Scores of images and texts by either estimator of their ambiguity: a bank, or the variances of the model."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..ambiguity import Bank, BankEntailment, HubnessCorrected
+from ..ambiguity.bank import IMAGES, TEXTS
+from ..ambiguity.calibration import pair_offsets, reliability
+from ..distances import CSD, Cosine, Entailment
+from ..gaussian import Gaussian
+
+SCORES = ("cosine", "csd", "entailment")
+
+
+def similarity(images: Gaussian, texts: Gaussian, score: str, bank: Bank | None, entailment: Entailment) -> Tensor:
+    """[N, M], larger is closer: the cosine of the means, corrected by what the score asks for.
+
+        cosine        cos
+        csd           cos - (u_v + u_t) / 2          with a bank: cos - (h_v + h_t) / (2 s)
+        entailment    cos + weight u_t               with a bank: cos - (h_t - log share_t) / s
+
+    u is the uncertainty and h the hubness. One matrix serves both directions: along a row only what belongs to the
+    texts matters, along a column only what belongs to the images.
+
+    Arguments:
+        bank: None to take the variances.
+        entailment: the score of the model's scales, for the variances.
+    """
+    if score == "cosine":
+        return 1 - Cosine().matrix(images, texts)
+    if bank is None:
+        return 1 - CSD().matrix(images, texts) / 2 if score == "csd" else 1 - entailment.matrix(images, texts)
+    if score == "entailment":
+        return 1 - BankEntailment(bank).matrix(images, texts)
+    image_N = HubnessCorrected(bank, TEXTS).factors(texts, images).column_M
+    assert image_N is not None
+    return 1 - HubnessCorrected(bank, IMAGES).matrix(images, texts) - image_N[:, None]
+
+
+def calibration_inputs(
+    images: Gaussian, texts: Gaussian, scale: float, bank: Bank | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What a `Calibration` takes: s cos [N, M], and the offsets of the images [N] and of the texts [M]."""
+    return scale * (1 - Cosine().matrix(images, texts)), *pair_offsets(images, texts, scale, bank)
+
+
+def error_of_a_shift(logit_NM: Tensor, image_of_text: Tensor) -> float:
+    """The expected calibration error of sigmoid(s cos + shift) at a prior of 1/2: what a model says without a
+    calibration. As in `calibration.fit`, the shift is fitted to the images of even index and measured on the others.
+
+    Arguments:
+        logit_NM: s cos.
+        image_of_text: the image that each caption was written for, [M].
+    """
+    images = torch.arange(len(logit_NM))
+    halves = []
+    for odd in (0, 1):
+        rows_N, columns_M = images % 2 == odd, image_of_text % 2 == odd
+        pair_NM = images[rows_N][:, None] == image_of_text[columns_M]
+        halves.append((logit_NM[rows_N][:, columns_M].double(), pair_NM))
+    (fitted_NM, pair_NM), (held_out_NM, truth_NM) = halves
+    low, high = -fitted_NM.max().item() - 50, -fitted_NM.min().item() + 50
+    while high - low > 1e-6:  # the mean probability grows with the shift, and is 1/2 at the best one
+        shift = (low + high) / 2
+        p = (fitted_NM + shift).sigmoid()
+        too_low = (p[pair_NM].mean() + p[~pair_NM].mean()).item() < 1
+        low, high = (shift, high) if too_low else (low, shift)
+    error = reliability((held_out_NM + low).sigmoid(), truth_NM)[1]
+    assert math.isfinite(error)
+    return error

@@ -1,0 +1,193 @@
+"""The bank and the calibration of pairs against loops over queries and references, in fp64."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pcmepp_openclip import DISTANCES, Gaussian
+from pcmepp_openclip.ambiguity import Bank, BankEntailment, Calibration, HubnessCorrected, bank, calibration
+
+SCALE = 12.0
+
+
+def embeddings(samples, seed, dims=8):
+    return F.normalize(torch.randn(samples, dims, generator=torch.Generator().manual_seed(seed)), dim=-1)
+
+
+def paired(samples=40, seed=0, noise=0.4):
+    images = embeddings(samples, seed)
+    return images, F.normalize(images + noise * embeddings(samples, seed + 100), dim=-1)
+
+
+def slow_entropy(query, references, others, order, own_pairs):
+    """Of one query: softmax over references of s cos - hubness, one exponential at a time."""
+    logits = []
+    for j, reference in enumerate(references):
+        terms = [
+            math.exp(SCALE * float(reference @ other)) for i, other in enumerate(others) if not (own_pairs and i == j)
+        ]
+        logits.append(SCALE * float(query @ reference) - math.log(sum(terms) / len(terms)))
+    weights = [math.exp(x) for x in logits]
+    p = [w / sum(weights) for w in weights]
+    if order == 1:
+        return -sum(x * math.log(x) for x in p)
+    return math.log(sum(x**order for x in p)) / (1 - order)
+
+
+@pytest.mark.parametrize("of", ["images", "texts"])
+@pytest.mark.parametrize("order", [0.5, 1, 2])
+@pytest.mark.parametrize("chunk", [None, 100])
+def test_entropy_against_loops(of, order, chunk, monkeypatch):
+    if chunk:
+        monkeypatch.setattr(bank, "CHUNK", chunk)
+    images, texts = paired()
+    found = Bank(images, texts, SCALE, order)
+    own, other = (images, texts) if of == "images" else (texts, images)
+    query = embeddings(9, 5)
+    expected = [slow_entropy(q, other.double(), own.double(), order, True) for q in query.double()]
+    torch.testing.assert_close(found.entropy(query, of), torch.tensor(expected), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.share(query, of), torch.tensor(expected).exp() / 40, rtol=1e-3, atol=1e-4)
+    gallery = embeddings(17, 6)
+    expected = [slow_entropy(q, gallery.double(), own.double(), order, False) for q in query.double()]
+    torch.testing.assert_close(found.entropy(query, of, gallery), torch.tensor(expected), rtol=1e-4, atol=1e-4)
+
+
+def test_the_share_is_that_of_the_references_that_fit():
+    """Eight orthogonal kinds of images and a caption of each kind, and captions that fit two and four kinds alike."""
+    kinds = torch.eye(8)
+    found = Bank(kinds.repeat(25, 1), kinds.repeat(25, 1), 60.0)
+    captions = torch.stack([kinds[0], F.normalize(kinds[:2].sum(0), dim=0), F.normalize(kinds[:4].sum(0), dim=0)])
+    torch.testing.assert_close(found.share(captions, "texts"), torch.tensor([1 / 8, 2 / 8, 4 / 8]), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_dtypes_and_autocast(dtype):
+    found, query = Bank(*paired(), SCALE), embeddings(5, 3).to(dtype)
+    expected = found.entropy(query.float(), "texts")
+    with torch.autocast("cpu", torch.bfloat16):
+        got = found.entropy(query, "texts"), found.hubness(query, "texts"), found.entropy(query, "texts", query)
+    assert all(x.dtype == torch.float32 for x in got)
+    torch.testing.assert_close(got[0], expected)
+    assert found.entropy(query[:0], "images").shape == (0,)
+
+
+def test_the_distances_of_a_bank_against_loops():
+    found = Bank(*paired(), SCALE)
+    images, texts = (Gaussian(x, torch.full_like(x, -torch.inf)) for x in (embeddings(6, 7), embeddings(11, 8)))
+    for by_bank in (HubnessCorrected(found, weight=0.7), BankEntailment(found)):
+        for distance, query, gallery in ((by_bank, images, texts), (by_bank.transposed, texts, images)):
+            matrix = distance.matrix(query, gallery)
+            for i in range(len(query.mean)):
+                for j in range(len(gallery.mean)):
+                    expected = 1 - float(query.mean[i] @ gallery.mean[j])
+                    of = ("texts", "images")[query is texts]
+                    if distance is by_bank or isinstance(by_bank, HubnessCorrected):
+                        item, kind = gallery.mean[j : j + 1], of
+                    else:
+                        item, kind = query.mean[i : i + 1], "texts"
+                    if isinstance(by_bank, HubnessCorrected):
+                        expected += 0.7 / SCALE * float(found.hubness(item, kind))
+                    else:
+                        expected += float(found.hubness(item, kind) - found.share(item, kind).log()) / SCALE
+                    assert float(matrix[i, j]) == pytest.approx(expected, abs=1e-5)
+    torch.testing.assert_close(BankEntailment(found).matrix(images, texts), by_bank.transposed.matrix(texts, images).T)
+
+
+def test_the_correction_finds_what_a_hub_hides():
+    """Images share a direction. A caption of that direction alone is the closest to every image, until corrected."""
+    common = torch.zeros(8)
+    common[0] = 2.0
+    own = embeddings(60, 0)
+    images, texts = F.normalize(own + common, dim=-1), own
+    hub = F.normalize(common, dim=0)
+    query, gallery = (
+        Gaussian(x, torch.full_like(x, -torch.inf)) for x in (images[:30], torch.cat([texts[:30], hub[None]]))
+    )
+    found = Bank(images[30:], texts[30:], SCALE)
+    first = [
+        DISTANCES["cosine"].matrix(query, gallery).argmin(dim=1),
+        HubnessCorrected(found, weight=1.0).matrix(query, gallery).argmin(dim=1),
+    ]
+    assert (first[0] == 30).float().mean() > 0.5 and (first[1] == 30).float().mean() < 0.2
+    assert (first[1] == torch.arange(30)).float().mean() > (first[0] == torch.arange(30)).float().mean()
+
+
+def test_bad_banks():
+    images, texts = paired()
+    for wrong in ((images, texts[:5]), (images[:1], texts[:1]), (images[0], texts[0])):
+        with pytest.raises(ValueError, match="needs at least two pairs"):
+            Bank(*wrong, SCALE)
+    with pytest.raises(ValueError, match="positive scale and order"):
+        Bank(images, texts, math.nan)
+
+
+def pairs_of(samples, seed):
+    images, texts = paired(samples, seed, noise=1.5)
+    found = Bank(*paired(60, seed + 1, noise=1.5), SCALE)
+    own = torch.arange(samples)
+    return SCALE * images @ texts.T, found.hubness(images, "images"), found.hubness(texts, "texts"), own
+
+
+def test_the_calibration_is_that_of_a_logistic_regression():
+    from sklearn.linear_model import LogisticRegression
+
+    logits, x_v, x_t, own = pairs_of(50, 0)
+    fitted = calibration.fit(logits, x_v, x_t, own)
+    features = torch.stack([logits, -x_v[:, None].expand(50, 50), -x_t.expand(50, 50)], dim=-1).reshape(-1, 3)
+    truth = torch.eye(50).flatten()
+    weight = torch.where(truth > 0, 0.5 / 50, 0.5 / (50 * 49))
+    model = LogisticRegression(C=1e9, tol=1e-10, max_iter=10_000).fit(features, truth, 1e4 * weight)
+    expected = [*model.coef_[0], model.intercept_[0]]
+    got = [fitted.scale, fitted.image_weight, fitted.text_weight, fitted.shift]
+    assert got == pytest.approx(expected, rel=2e-2, abs=2e-2)
+    assert 0 <= fitted.error < 0.2 and fitted.pairs == 50
+
+
+def test_a_prior_shifts_the_odds():
+    logits, x_v, x_t, own = pairs_of(50, 0)
+    fitted = calibration.fit(logits, x_v, x_t, own)
+    even, rare = (fitted.probability(logits, x_v, x_t, prior) for prior in (0.5, 0.01))
+    torch.testing.assert_close(rare / (1 - rare) * 99, even / (1 - even), rtol=1e-3, atol=1e-5)
+    for wrong in (0.0, 1.0, -1.0):
+        with pytest.raises(ValueError, match="prior must be strictly between 0 and 1"):
+            fitted.probability(logits, x_v, x_t, wrong)
+
+
+def test_a_calibrated_probability_is_reliable_on_other_pairs():
+    fitted = calibration.fit(*pairs_of(200, 0))
+    logits, x_v, x_t, _ = pairs_of(200, 1)
+    truth = torch.eye(200, dtype=torch.bool)
+    right = calibration.reliability(fitted.probability(logits, x_v, x_t), truth)[1]
+    wrong = calibration.reliability(logits.sigmoid(), truth)[1]
+    assert right < 0.1 < wrong
+
+
+def test_reliability_against_a_loop():
+    p = torch.rand(6, 7, generator=torch.Generator().manual_seed(0))
+    truth = torch.rand(6, 7, generator=torch.Generator().manual_seed(1)) < 0.3
+    prior, error = 0.2, 0.0
+    bins = [[] for _ in range(10)]
+    for x, y in zip(p.flatten().tolist(), truth.flatten().tolist(), strict=True):
+        weight = prior / int(truth.sum()) if y else (1 - prior) / int((~truth).sum())
+        bins[int(x * 10)].append((x, y, weight))
+    for inside in bins:
+        total = sum(w for _, _, w in inside)
+        if inside:
+            error += abs(sum(w * x for x, _, w in inside) - sum(w * y for _, y, w in inside))
+            assert total > 0
+    assert calibration.reliability(p, truth, prior)[1] == pytest.approx(error)
+
+
+def test_a_calibration_as_json_and_bad_ones():
+    fitted = calibration.fit(*pairs_of(20, 0))
+    assert Calibration.parse(fitted.as_json()) == fitted
+    for change in ({"scale": math.inf}, {"estimator": "oracle"}, {"shift": "1"}, {"pairs": True}):
+        with pytest.raises(ValueError, match="calibration"):
+            Calibration.parse({**fitted.as_json(), **change})
+    for block in ({}, [], {**fitted.as_json(), "more": 1}):
+        with pytest.raises(ValueError, match="must have the keys"):
+            Calibration.parse(block)
+    with pytest.raises(ValueError, match="at least four images"):
+        calibration.fit(torch.zeros(2, 2), torch.zeros(2), torch.zeros(2), torch.arange(2))
