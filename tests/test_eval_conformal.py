@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from slow import SLOW
 
 from pcmepp_openclip import Gaussian
+from pcmepp_openclip.distances import get_distance
 from pcmepp_openclip.evaluation.conformal import (
     conformal,
     conformal_levels,
@@ -18,7 +19,7 @@ from pcmepp_openclip.evaluation.conformal import (
     threshold,
 )
 from pcmepp_openclip.evaluation.metric import as_dict
-from pcmepp_openclip.evaluation.retrieval import match_ranks
+from pcmepp_openclip.evaluation.retrieval import Ranking, match_ranks
 
 
 def gaussians(n, seed):
@@ -68,7 +69,9 @@ def test_sets_and_lists_against_loops(distance):
     ranks = score_NM.argsort(dim=1).argsort(dim=1)
     rank = match_ranks(query, gallery, right, distance)
     assert lists(rank, 25) == pytest.approx(slow_sets(ranks.tolist(), right))
-    got = as_dict(conformal(rank, query, gallery, right, distance, "text_to_image"))
+    measure = get_distance(distance)
+    ranking = Ranking(distance, "text_to_image", measure, rank, None, None, None)
+    got = as_dict(conformal(ranking, query, gallery, right))
     prefix = "" if distance == "cosine" else f"{distance}/"
     assert list(got) == [
         f"{prefix}text_to_image_conformal_{name}" for name in ("list_size", "list_coverage", "set_size", "set_coverage")

@@ -87,6 +87,20 @@ def test_metrics_and_their_interval():
     assert got["captions/csd_R@1/-SR2_10_levels_low"] > 0.9
 
 
+def test_no_resamples_give_the_same_numbers_without_an_interval():
+    u, hit = samples(200)
+    whole, plain = (as_dict(levels(u, hit, "images", "R@1", resamples=number)) for number in (5, 0))
+    assert len(plain) == 6 and all(whole[name] == value for name, value in plain.items())
+    assert len(as_dict(levels(u[:7], hit[:7], "images", "R@1", resamples=0))) == 6
+
+
+def test_another_score_has_the_same_numbers_under_its_own_key():
+    u, hit = samples(100)
+    own, other = (as_dict(levels(u, hit, "images", "R@1", score, resamples=20)) for score in ("", "bank"))
+    assert {key.replace("/bank/", "/"): value for key, value in other.items()} == own
+    assert all(key.startswith("images/R@1/bank/") for key in other)
+
+
 def test_the_interval_against_a_slow_bootstrap(monkeypatch):
     """The same draws, one set at a time."""
     u, hit = samples(40, steps=15)

@@ -50,6 +50,9 @@ def test_r_auroc_against_a_loop():
     assert "images/neighbour_R@1/max_cosine/R-AUROC" in got
     plain = as_dict(neighbours(images, labels, probabilistic=False))
     assert set(got) - set(plain) == {"images/neighbour_R@1/R-AUROC"}
+    more = as_dict(neighbours(images, labels, probabilistic=False, others={"bank": images.mean[:, 0]}))
+    assert set(more) - set(plain) == {"images/neighbour_R@1/bank/R-AUROC"}
+    assert more["images/neighbour_R@1/bank/R-AUROC"] == pytest.approx(roc_auc_score(right, -images.mean[:, 0]))
 
 
 def test_the_same_image_twice_is_its_own_neighbour_and_no_image_is():
@@ -80,6 +83,8 @@ def test_without_right_or_wrong_neighbours_there_is_no_auroc(labels):
 def test_crops():
     got = as_dict(crops(torch.tensor([1.0, 2, 3, 4]), torch.tensor([2.0, 2, 2, 5])))
     assert got == {"images/cropped_has_bigger_uncertainty": 0.5}
+    got = as_dict(crops(torch.tensor([1.0, 2]), torch.tensor([2.0, 3]), "bank"))
+    assert got == {"images/bank/cropped_has_bigger_uncertainty": 1}
     ratios = crop_ratios(1000)
     assert ratios == crop_ratios(1000) and CROPS[0] <= min(ratios) < 0.12 and 0.73 < max(ratios) <= CROPS[1]
 

@@ -106,6 +106,19 @@ def test_a_caption_that_occurs_often_counts_once():
     assert "captions/spearman_matches" not in as_dict(uncertainty.of_captions(u, captions, None))
 
 
+def test_another_score_has_the_same_numbers_under_its_own_key():
+    u, hit = samples(100)
+    facts, texts = [{"kind": "ab"[i % 2]} for i in range(100)], [f"a {'b ' * (i % 7)}{i}" for i in range(100)]
+    for function, given in (
+        (uncertainty.against_hits, (u, hit, "images", "R@1")),
+        (uncertainty.against_facts, (u, facts, "images")),
+        (uncertainty.of_captions, (u, texts, list(range(100)))),
+    ):
+        own, other = (as_dict(function(*given, **score)) for score in ({}, {"score": "bank"}))
+        assert {key.replace("bank/", ""): value for key, value in other.items()} == own and len(own) > 1
+        assert all("/bank/" in key for key in other)
+
+
 def test_bin_correlation():
     u = torch.arange(100.0)
     falling = (torch.arange(100) % 10 >= torch.arange(100) // 10).float()  # 10, 9, ... 1 hits of 10 in the bins

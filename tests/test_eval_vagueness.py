@@ -14,6 +14,7 @@ from scipy import stats
 from slow import SLOW
 
 from pcmepp_openclip import Gaussian, cli
+from pcmepp_openclip.ambiguity import Bank
 from pcmepp_openclip.evaluation import hierarchies, vagueness
 from pcmepp_openclip.evaluation.metric import as_dict
 from pcmepp_openclip.reports import report
@@ -49,6 +50,22 @@ def test_kendall_tau_against_scipy():
     assert got["captions/caption_length/kendall_tau"] == 0.5  # 3 of 6 pairs are in order, the others are equal
     plain = vagueness.specificities(chains, texts, root, probabilistic=False)
     assert list(plain) == ["radius", "caption_length"]
+
+
+def test_kendall_tau_of_a_bank_against_scipy():
+    chains, texts, images, image_of_chain, root = case()
+    bank = Bank(images.mean, F.normalize(images.mean + 0.3 * texts.mean[: len(images.mean)], dim=-1), 7.0)
+    specificity = vagueness.specificities(chains, texts, root, probabilistic=False, bank=bank)
+    assert list(specificity) == ["bank", "radius", "caption_length"]
+    values = [-float(bank.entropy(text[None], "texts")) for text in texts.mean]
+    expected = [stats.kendalltau(values[4 * i : 4 * i + 4], [1, 2, 3, 4]).statistic for i in range(12)]
+    assert as_dict(vagueness.order(chains, specificity))["captions/bank/kendall_tau"] == pytest.approx(
+        sum(expected) / 12
+    )
+    got = as_dict(vagueness.traversal(chains, texts, images, image_of_chain, specificity))
+    found = got["captions/bank/traversal_precision"], got["captions/bank/traversal_recall"]
+    assert found == pytest.approx(slow_traversal(chains, texts, images, image_of_chain, specificity["bank"]))
+    assert len(got) == 4
 
 
 def test_kendall_tau_of_ties_and_of_the_ends():

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from slow import SLOW
 
-from pcmepp_openclip import Gaussian
+from pcmepp_openclip import DISTANCES, Gaussian
+from pcmepp_openclip.ambiguity import Bank, BankEntailment, HubnessCorrected
 from pcmepp_openclip.evaluation import bprw
 from pcmepp_openclip.evaluation.metric import as_dict
 from pcmepp_openclip.evaluation.zeroshot import best_ks, zeroshot
@@ -87,6 +88,7 @@ def test_every_method_against_loops(case):
         "one_prompt": by([[float(t == 2) for t in range(PROMPTS)]] * CLASSES),
         "all_prompts": by([[1.0] * PROMPTS] * CLASSES),
         "csd/all_prompts": slow_accuracy(images, labels, None, prompts, "csd"),
+        "entailment/all_prompts": slow_accuracy(images, labels, None, prompts, "entailment"),
         "wasserstein/all_prompts": slow_accuracy(images, labels, None, prompts, "wasserstein"),
         "top_1_certain": by(certain(prompts, [1] * CLASSES)),
         "top_2_certain": by(certain(prompts, [2] * CLASSES)),
@@ -101,6 +103,23 @@ def test_every_method_against_loops(case):
     rest = {"all_prompts_top5", "all_prompts_mean_per_class", "bprw", "bprw_unlabelled"}
     assert set(got) - set(expected) == rest
     assert len(set(expected.values())) > 5  # the methods do differ here
+
+
+def test_a_plain_model_has_the_distances_that_it_is_given(case):
+    """By a bank's own matrix, one class at a time: the mean over its prompts decides."""
+    prompts, (images, labels), (known, _) = case
+    bank = Bank(known.mean, F.normalize(known.mean + 0.5 * images.mean, dim=-1), 9.0)
+    distances = {"cosine": DISTANCES["cosine"], "bank": HubnessCorrected(bank), "bank_entailment": BankEntailment(bank)}
+    got = as_dict(zeroshot(images, labels, prompts, probabilistic=False, distances=distances))
+    plain = as_dict(zeroshot(images, labels, prompts, probabilistic=False))
+    assert set(got) - set(plain) == {"bank/all_prompts", "bank_entailment/all_prompts"}
+    for name in ("bank", "bank_entailment"):
+        by_class = []
+        for mean, logvar in zip(prompts.mean, prompts.logvar, strict=True):
+            by_class.append(distances[name].matrix(images, Gaussian(mean, logvar)).mean(dim=1))
+        right = torch.stack(by_class).argmin(dim=0) == torch.tensor(labels)
+        assert got[f"{name}/all_prompts"] == pytest.approx(right.double().mean().item())
+    assert len({got[key] for key in ("all_prompts", "bank/all_prompts", "bank_entailment/all_prompts")}) == 3
 
 
 def test_top5_and_mean_per_class(case):

@@ -6,13 +6,13 @@ the sum of the six R@k in per cent; the one of the paper's tables is of 1K.
 """
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..distances import DISTANCES
+from ..distances import DISTANCES, Distance, by_name, get_distance
 from ..gaussian import Gaussian
 from .metric import Metric
 from .retrieval import KS, invert, match_ranks, nearest
@@ -47,16 +47,16 @@ def coco(
     image_ids: Sequence[int],
     caption_ids: Sequence[int],
     image_of_text: Sequence[int],
-    distances: Iterable[str] = tuple(DISTANCES),
+    distances: Iterable[str] | Mapping[str, Distance] = DISTANCES,
     package: Any = None,
 ) -> Iterator[Metric]:
     """Metrics by the package's names, such as "coco_5k_r1_i2t" and "eccv_map_at_r_t2i", and "coco_1k_rsum",
     "coco_5k_rsum"."""
     package = package or load_eccv_caption()
     check_ids(package, image_ids, caption_ids)
-    for distance in distances:
+    for label, distance in by_name(distances).items():
         i2t = _by_ids(images, texts, image_ids, caption_ids, distance)
-        t2i = _by_ids(texts, images, caption_ids, image_ids, distance)
+        t2i = _by_ids(texts, images, caption_ids, image_ids, distance.transposed)
         wanted = ("coco_5k_recalls", "cxc_recalls", "eccv_r1", "eccv_map_at_r", "eccv_rprecision")
         found = {
             f"{name}_{direction}": float(value)
@@ -68,11 +68,15 @@ def coco(
         for size in ("1k", "5k"):
             recall = [found[f"coco_{size}_r{k}_{direction}"] for k in KS for direction in ("i2t", "t2i")]
             found[f"coco_{size}_rsum"] = 100 * sum(recall)
-        yield from (Metric(name, value, distance) for name, value in found.items())
+        yield from (Metric(name, value, label) for name, value in found.items())
 
 
 def coco_1k(
-    images: Gaussian, texts: Gaussian, image_of_text: Sequence[int], folds: Sequence[Sequence[int]], distance: str
+    images: Gaussian,
+    texts: Gaussian,
+    image_of_text: Sequence[int],
+    folds: Sequence[Sequence[int]],
+    distance: str | Distance,
 ) -> Iterator[tuple[str, float]]:
     """The mean over folds of R@k within the images and captions of the fold; a fold is the indices of its captions."""
     totals: dict[str, float] = {}
@@ -88,7 +92,7 @@ def first_hits_1k(
     texts: Gaussian,
     caption_ids: Sequence[int],
     image_of_text: Sequence[int],
-    distance: str,
+    distance: str | Distance,
     package: Any = None,
 ) -> tuple[Tensor, Tensor]:
     """Whether each image, and each caption, finds a partner first within the 1,000 images of its fold, [N] and [M] of
@@ -101,7 +105,11 @@ def first_hits_1k(
 
 
 def _by_fold(
-    images: Gaussian, texts: Gaussian, image_of_text: Sequence[int], folds: Sequence[Sequence[int]], distance: str
+    images: Gaussian,
+    texts: Gaussian,
+    image_of_text: Sequence[int],
+    folds: Sequence[Sequence[int]],
+    distance: str | Distance,
 ) -> Iterator[tuple[str, list[int], Tensor]]:
     """(direction, indices of the queries, rank of the first right item of each) of each fold."""
     for fold in folds:
@@ -110,7 +118,7 @@ def _by_fold(
         pairs = [[place[image_of_text[i]]] for i in fold]
         fold_images, fold_texts = _rows(images, own), _rows(texts, fold)
         yield "i2t", own, match_ranks(fold_images, fold_texts, invert(pairs, len(own)), distance)
-        yield "t2i", list(fold), match_ranks(fold_texts, fold_images, pairs, distance)
+        yield "t2i", list(fold), match_ranks(fold_texts, fold_images, pairs, get_distance(distance).transposed)
 
 
 def _folds(package: Any, caption_ids: Sequence[int]) -> list[list[int]]:
@@ -120,7 +128,7 @@ def _folds(package: Any, caption_ids: Sequence[int]) -> list[list[int]]:
 
 
 def _by_ids(
-    query: Gaussian, gallery: Gaussian, query_ids: Sequence[int], gallery_ids: Sequence[int], distance: str
+    query: Gaussian, gallery: Gaussian, query_ids: Sequence[int], gallery_ids: Sequence[int], distance: Distance
 ) -> dict[int, list[int]]:
     ids = torch.as_tensor(gallery_ids)
     rows = (row for top in nearest(query, gallery, distance, MAX_MATCHES) for row in ids[top].tolist())

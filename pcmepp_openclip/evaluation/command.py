@@ -1,6 +1,7 @@
 """`pcmepp eval`: evaluate retrieval, zero-shot classification and the uncertainty of a model.
 
     pcmepp eval --model PCMEpp-ViT-B-16 --pretrained epoch_32.pt --retrieval FOLDER --zeroshot FOLDER --out DIR
+    pcmepp eval --model ViT-B-32 --pretrained openai --bank bank.safetensors --retrieval FOLDER --out DIR
     torchrun --nproc-per-node 8 -m -- pcmepp_openclip.cli eval ...      # the same on 8 ranks
 
 Prints tables and writes DIR/results.json, DIR/metrics.csv and DIR/index.html. The same command resumes an interrupted
@@ -15,19 +16,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import open_clip
-import torch
-
-from .. import __version__, host
-from ..host.data import bounded
+from ..ambiguity import Bank, Calibration
+from ..ambiguity.store import BANK_FILE, CALIBRATION_FILE, check_calibration, load_bank, load_calibration
+from ..host.repos import file_beside
+from ..models.fingerprint import bank_fingerprint
 from ..models.pcmepp import ProbabilisticModel
 from ..reports import report
 from ..system import files
+from ..system.version import __version__
 from . import coco, pages, questions
 from .datasets import Captioned, Labelled, read_captioned, read_karpathy, read_labelled
 from .encode import Encoder, process_group
 from .hierarchies import Hierarchies, read_hierarcaps, read_himo
-from .recorded import recorded_changes
+from .loading import add_model_flags, load_model
 from .tasks import TaskResult, evaluate_retrieval, evaluate_vagueness, evaluate_zeroshot
 
 
@@ -63,10 +64,21 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         prog="pcmepp eval", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     group = parser.add_argument_group("model")
+    add_model_flags(group)
     group.add_argument(
-        "--model", required=True, help="a name in open_clip.list_models(), hf-hub:ORG/NAME or local-dir:PATH"
+        "--bank",
+        type=Path,
+        metavar="FILE",
+        help="reference pairs of the model, from `pcmepp bank`: ambiguity for any CLIP (default: the one beside the "
+        "weights of a local-dir or hf-hub model)",
     )
-    group.add_argument("--pretrained", help="a pretrained tag of open_clip or a checkpoint file")
+    group.add_argument(
+        "--calibration",
+        type=Path,
+        metavar="FILE",
+        help="from `pcmepp calibrate`: also judge the probability of a pair (default: the one beside the weights of a "
+        "local-dir or hf-hub model)",
+    )
     group = parser.add_argument_group("data; --retrieval and --zeroshot can be repeated, as FOLDER or NAME=FOLDER")
     group.add_argument(
         "--retrieval",
@@ -163,45 +175,57 @@ def _named(texts: list[str], flag: str) -> list[tuple[str, str]]:
 
 def load(args: argparse.Namespace) -> tuple[Encoder, list[str]]:
     """The model, ready to encode, and what must be said of it."""
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    device = args.device or (f"cuda:{local}" if torch.cuda.is_available() else "cpu")
-    host.never_ask()
-    try:
-        changes = recorded_changes(args.model, args.pretrained)
-        model, _, preprocess = open_clip.create_model_and_transforms(
-            args.model, pretrained=args.pretrained, device=device, output_dict=True, **changes
-        )
-        tokenizer = open_clip.get_tokenizer(args.model, context_length=changes.get("force_context_length"))
-    except (RuntimeError, OSError, AssertionError) as error:  # open_clip's kinds for a wrong name, tag or file
-        reason = " ".join(str(error).split())
-        if "loading state_dict" in reason or isinstance(error, AssertionError):
-            reason = f"--pretrained {args.pretrained} does not fit {args.model}: it is of another architecture."
-        raise ValueError(reason) from error
+    loaded = load_model(args.model, args.pretrained, args.device)
+    bank = _bank(args, loaded.model)
+    by = "its means" if bank is None else "its means and its bank"
     notes = []
-    probabilistic = isinstance(model, ProbabilisticModel)
     if not args.pretrained and ":" not in args.model:
         notes.append(f"{args.model} has random weights: give --pretrained.")
-    if not probabilistic:
-        notes.append(f"{args.model} has no log-variance branch: it is evaluated by its means alone.")
-    elif model.fresh_logvar:
-        probabilistic = False
+    if not isinstance(loaded.model, ProbabilisticModel):
+        notes.append(f"{args.model} has no log-variance branch: it is evaluated by {by} alone.")
+    elif not loaded.probabilistic:
         notes.append(
-            "The log-variance branch is untrained, so its uncertainty means nothing: the model is evaluated by its "
-            "means alone."
+            "The log-variance branch is untrained, so its uncertainty means nothing: the model is evaluated by "
+            f"{by} alone."
         )
     encoder = Encoder(
-        model,
-        bounded(preprocess),
-        tokenizer,
-        probabilistic,
+        loaded.model,
+        loaded.preprocess,
+        loaded.tokenizer,
+        loaded.probabilistic,
         args.out / "embeddings",
-        device=device,
+        device=loaded.device,
         precision=args.precision,
         batch_size=args.batch_size,
         workers=args.workers,
         upright=args.exif_orientation,
+        bank=bank,
+        calibration=_calibration(args, bank, loaded.probabilistic),
     )
     return encoder, notes
+
+
+def _bank(args: argparse.Namespace, model: Any) -> Bank | None:
+    path = args.bank or _beside_weights(args, BANK_FILE)
+    return None if path is None else load_bank(path, bank_fingerprint(model))
+
+
+def _calibration(args: argparse.Namespace, bank: Bank | None, probabilistic: bool) -> Calibration | None:
+    path = args.calibration or _beside_weights(args, CALIBRATION_FILE)
+    if path is None:
+        return None
+    calibration = load_calibration(path)
+    check_calibration(calibration, bank, str(path))
+    if calibration.estimator == "variance" and not probabilistic:
+        raise ValueError(
+            f"{path} was fitted with variances, which {args.model} does not have: fit one by `pcmepp calibrate`."
+        )
+    return calibration
+
+
+def _beside_weights(args: argparse.Namespace, name: str) -> Path | None:
+    """The file of that name beside the weights of a `local-dir:` or `hf-hub:` model, where these are used."""
+    return None if args.pretrained else file_beside(args.model, name)
 
 
 def write_results(args: argparse.Namespace, encoder: Encoder, results: list[TaskResult], notes: list[str]) -> None:
@@ -214,6 +238,8 @@ def write_results(args: argparse.Namespace, encoder: Encoder, results: list[Task
         "precision": args.precision,
         "split": args.split,
         **({"exif_orientation": True} if args.exif_orientation else {}),
+        **({"bank": {"pairs": len(encoder.bank), "order": encoder.bank.order}} if encoder.bank else {}),
+        **({"calibration": encoder.calibration.as_json()} if encoder.calibration else {}),
         "notes": notes,
     }
     for result in results:

@@ -26,10 +26,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..distances import get_distance
+from ..distances import Distance, get_distance
 from ..gaussian import Gaussian
 from .metric import Metric
-from .retrieval import Matches, places, scores
+from .retrieval import Matches, Ranking, places, scores
 
 COVERAGE = 0.9
 LEVELS = 5
@@ -71,7 +71,7 @@ def level_lists(rank_N: Tensor, uncertainty_N: Tensor, gallery: int, levels: int
     return _mean(size_N), _mean(rank_N[other] < size_N)
 
 
-def sets(query: Gaussian, gallery: Gaussian, right: Matches, distance: str) -> tuple[float, float]:
+def sets(query: Gaussian, gallery: Gaussian, right: Matches, distance: str | Distance) -> tuple[float, float]:
     """(mean size, coverage) of the sets of items up to one distance, in chunks of the matrix.
 
     Arguments:
@@ -91,7 +91,7 @@ def sets(query: Gaussian, gallery: Gaussian, right: Matches, distance: str) -> t
 
 
 def _distances(
-    query: Gaussian, gallery: Gaussian, place_NR: Tensor, chosen: Tensor, distance: str
+    query: Gaussian, gallery: Gaussian, place_NR: Tensor, chosen: Tensor, distance: str | Distance
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """(distance of the nearest right item [n], distances of all [n, M]) for chunks of the chosen queries."""
     query, place_NR = Gaussian(query.mean[chosen], query.logvar[chosen]), place_NR[chosen]
@@ -106,14 +106,12 @@ def _mean(x_N: Tensor) -> float:
     return x_N.double().mean().item()
 
 
-def conformal(
-    rank_N: Tensor, query: Gaussian, gallery: Gaussian, right: Matches, distance: str, direction: str
-) -> Iterator[Metric]:
+def conformal(ranking: Ranking, query: Gaussian, gallery: Gaussian, right: Matches) -> Iterator[Metric]:
     """`conformal_list_size`, `conformal_list_coverage`, `conformal_set_size`, `conformal_set_coverage`."""
-    items = len(gallery.mean)
-    for name, found in (("list", lists(rank_N, items)), ("set", sets(query, gallery, right, distance))):
+    list_found = lists(ranking.own_rank_N, len(gallery.mean))
+    for name, found in (("list", list_found), ("set", sets(query, gallery, right, ranking.measure))):
         for what, value in zip(("size", "coverage"), found, strict=True):
-            yield Metric(f"conformal_{name}_{what}", value, distance, direction)
+            yield Metric(f"conformal_{name}_{what}", value, ranking.distance, ranking.direction)
 
 
 def conformal_levels(

@@ -23,8 +23,10 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import functional
 from tqdm import tqdm
 
+from ..ambiguity import Bank, BankEntailment, Calibration, HubnessCorrected
 from ..data.batches import cut_texts
 from ..data.decode import BadImage, decode_image
+from ..distances import DISTANCES, Distance, Entailment
 from ..gaussian import Gaussian
 from ..models.pcmepp import ProbabilisticModel
 from ..system.files import save_tensors
@@ -43,6 +45,8 @@ class Encoder:
         cache: the folder of the chunks.
         precision: "fp32", or "amp_bf16" for autocast.
         upright: turn images as their EXIF orientation says.
+        bank: reference pairs of the model, or None.
+        calibration: of the probability of a pair, or None.
     """
 
     model: Any
@@ -55,6 +59,8 @@ class Encoder:
     batch_size: int = 64
     workers: int = 0
     upright: bool = False
+    bank: Bank | None = None
+    calibration: Calibration | None = None
 
     def __post_init__(self) -> None:
         self.model.eval()
@@ -65,12 +71,24 @@ class Encoder:
     @property
     def scale(self) -> float:
         """What CLIP multiplies a cosine by."""
-        return self.model.logit_scale.detach().exp().item()
+        return cosine_scale(self.model)
 
     @property
     def distance(self) -> str:
         """The name of the distance that the model was trained with."""
         return self.model.pcmepp_cfg.distance if isinstance(self.model, ProbabilisticModel) else "cosine"
+
+    @property
+    def distances(self) -> dict[str, Distance]:
+        """What items are ranked by, by name: all that the model, and its bank, have. The weight of the entailment score
+        follows from the model's scales."""
+        found: dict[str, Distance] = {"cosine": DISTANCES["cosine"]}
+        if self.probabilistic:
+            entailment = Entailment.of_scales(self.model.match_scale.item(), self.scale)
+            found = {**DISTANCES, "entailment": entailment}
+        if self.bank is not None:
+            found |= {"bank": HubnessCorrected(self.bank), "bank_entailment": BankEntailment(self.bank)}
+        return found
 
     def images(
         self, places: Sequence[ImageRef], name: str = "images", crops: Sequence[float] | None = None
@@ -113,24 +131,15 @@ class Encoder:
         return Gaussian(encoded.mean[rows], encoded.logvar[rows])
 
     def _tokens(self, texts: list[str]) -> Tensor:
-        tokens = self.tokenizer(texts)
-        if isinstance(self.model, ProbabilisticModel) and self.model.texts_may_be_cut:
-            return cut_texts(tokens, pad=int(self.tokenizer([""])[0, -1]))
-        return tokens
+        return tokenize(self.model, self.tokenizer, texts)
 
-    @torch.inference_mode()
     def _gaussian(self, batch: Tensor, kind: str) -> Gaussian:
         autocast = torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.precision == "amp_bf16")
-        batch = batch.to(self.device)
         with autocast:
-            if self.probabilistic:
-                mean, logvar = getattr(self.model, f"encode_{kind}_gaussian")(batch)
-            else:
-                mean = F.normalize(getattr(self.model, f"encode_{kind}")(batch), dim=-1)
-                logvar = torch.full_like(mean, float("-inf"))
+            mean, logvar = gaussians(self.model, batch.to(self.device), kind, self.probabilistic)
         if not mean.isfinite().all():
             raise ValueError("The model's output is not finite: try --precision fp32, or another checkpoint.")
-        return Gaussian(mean.float().cpu(), logvar.float().cpu())
+        return Gaussian(mean.cpu(), logvar.cpu())
 
     def _chunked(self, encode: Any, count: int, facts: Any, name: str) -> Gaussian:
         folder = self.cache / f"{name}-{hashlib.sha256((self.fingerprint + repr(facts)).encode()).hexdigest()[:16]}"
@@ -152,6 +161,36 @@ class Encoder:
                 raise ValueError(f"{path} is missing or damaged: the ranks must share --out; run the command again.")
             parts.append(part)
         return _cat(parts)
+
+
+def cosine_scale(model: Any) -> float:
+    """What CLIP multiplies a cosine by."""
+    return model.logit_scale.detach().exp().item()
+
+
+def tokenize(model: Any, tokenizer: Any, texts: list[str]) -> Tensor:
+    """Token ids [N, L]; L is that of the longest text, for models to which the padding makes no difference."""
+    tokens = tokenizer(texts)
+    if isinstance(model, ProbabilisticModel) and model.texts_may_be_cut:
+        return cut_texts(tokens, pad=int(tokenizer([""])[0, -1]))
+    return tokens
+
+
+@torch.inference_mode()
+def gaussians(model: Any, batch: Tensor, kind: str, probabilistic: bool) -> Gaussian:
+    """One batch of images or tokens to fp32 Gaussians, which are points where only the means are used.
+
+    Arguments:
+        batch: pixels [N, 3, height, width] or token ids [N, L], on the model's device.
+        kind: "image" or "text".
+        probabilistic: whether the model's log-variances mean anything.
+    """
+    if probabilistic:
+        mean, logvar = getattr(model, f"encode_{kind}_gaussian")(batch)
+    else:
+        mean = F.normalize(getattr(model, f"encode_{kind}")(batch), dim=-1)
+        logvar = torch.full_like(mean, float("-inf"))
+    return Gaussian(mean.float(), logvar.float())
 
 
 def _save(path: Path, gaussian: Gaussian) -> None:

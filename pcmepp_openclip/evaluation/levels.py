@@ -73,14 +73,15 @@ def interval(values_B: Tensor, coverage: float = COVERAGE) -> tuple[float, float
 
 
 def levels(
-    uncertainty_N: Tensor, hit_N: Tensor, samples: str, hit: str, resamples: int = RESAMPLES
+    uncertainty_N: Tensor, hit_N: Tensor, samples: str, hit: str, score: str = "", resamples: int = RESAMPLES
 ) -> Iterator[Metric]:
     """`S_10_levels`, `R2_10_levels`, `-SR2_10_levels` and the same of 5 levels, each with its 95 % bootstrap interval.
     A set of fewer samples than levels has none of them (nan).
 
     Arguments:
         uncertainty_N, hit_N: [N]; hits are 0 or 1.
-        samples, hit: what the numbers are about, see `Metric`.
+        samples, hit, score: what the numbers are about, see `Metric`.
+        resamples: for the interval; 0 for none.
     """
     n, generator = len(hit_N), torch.Generator().manual_seed(0)
     place_N, hit_N = uncertainty_N.unique(return_inverse=True)[1].cpu(), hit_N.cpu()
@@ -93,9 +94,12 @@ def levels(
         for count in counts:
             drawn[count].append(level_statistics(level_hits(ordered_BN, count)))
     for count in LEVELS:
-        found, ends = [math.nan] * 3, [(math.nan, math.nan)] * 3
+        found = [math.nan] * 3
+        ends: list[tuple[float | None, float | None]] = [(math.nan, math.nan) if resamples else (None, None)] * 3
         if count in counts:
             found = level_statistics(level_hits(ordered_hits(place_N[None], hit_N[None]), count))[0].tolist()
-            ends = [interval(values_B) for values_B in torch.cat(drawn[count]).T]
+            if resamples:
+                ends = [interval(values_B) for values_B in torch.cat(drawn[count]).T]
         for name, value, (low, high) in zip(("S", "R2", "-SR2"), found, ends, strict=True):
-            yield Metric(f"{name}_{count}_levels", value, samples=samples, hit=hit, low=low, high=high)
+            about = {"samples": samples, "hit": hit, "score": score}
+            yield Metric(f"{name}_{count}_levels", value, **about, low=low, high=high)

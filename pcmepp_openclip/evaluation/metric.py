@@ -11,12 +11,14 @@ class Metric:
     Arguments:
         name: such as "R@1", "mAP@R", "miss_AUROC".
         value: nan where it is not defined.
-        distance: the distance that items are ranked by, a name in `DISTANCES`; empty where none is involved.
+        distance: the distance that items are ranked by, a name in `DISTANCES`, or "bank" or "bank_entailment" for those
+            of a bank of reference pairs; empty where none is involved.
         direction: "image_to_text" or "text_to_image", or empty.
-        samples: "images" or "captions" for a number about their uncertainty, or empty.
+        samples: "images" or "captions" for a number about their uncertainty, "pairs" for one about the probability that
+            they belong together, or empty.
         hit: what counts as a hit there, such as "csd_R@1", or empty.
-        score: what is compared with the hits in place of the uncertainty, such as "max_softmax", or empty for the
-            uncertainty itself.
+        score: what is judged in place of the uncertainty, such as "bank" or "max_softmax", or empty for the uncertainty
+            itself: the sum of the variances.
         group: the group of samples that it is about, such as "condition=blurred", or empty.
         low, high: the ends of its interval, where it has one.
     """

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from ..data.decode import decode_image
 from ..reports import plots
@@ -37,17 +38,36 @@ The uncertainty of a sample is the sum of its variances. It has no unit: compare
 over 10 bins of equal size, -1 where hits fall steadily with uncertainty; "miss_AUROC" is how often a miss is more
 uncertain than a hit, 0.5 by chance. Neither sign is given by the method. A column says what counts as a hit: by which
 distance the paired item, or anything that truly fits, comes first; "coco 1k csd R@1" is the one of the paper."""
+BANK = """\
+The same numbers for the ambiguity by the bank: the entropy, in nats, of what a sample would find among the reference
+pairs of the bank. It comes from the means alone, so that any CLIP has it."""
+PAIRS = """\
+The probability that an image and a caption belong together, over all combinations, where pairs have the same total
+weight as all others. On the line it means what it says; "match ECE" is the mean distance from the line. "sigmoid" is
+the model's own logit with the constant shift that is best on these very pairs. A caption that happens to be true of
+another image counts as no pair."""
+SHOWN = {"": "uncertainty", "bank": "ambiguity by the bank"}  # what has a section of its own, by its `score`
 
 
 def report_sections(results: Sequence[TaskResult]) -> Iterator[Section]:
-    text = UNCERTAINTY  # said once
+    texts = {"": UNCERTAINTY, "bank": BANK}  # said once each
     for result in results:
         yield _numbers(result)
+        if result.pairs:
+            yield _pairs(result)
         for query in result.queries:
-            yield _uncertainty(result, query, text)
-            text = "" if result.probabilistic else text
-        if result.probabilistic:
-            yield from _extremes(result)
+            for score in _shown(result, query):
+                yield _uncertainty(result, query, score, texts.pop(score, ""))
+            if not _shown(result, query):
+                yield _confidence(result, query)
+        for query in result.queries:
+            for score in _shown(result, query):
+                yield from _extremes(result, query, score)
+
+
+def _shown(result: TaskResult, query: QueryResults) -> list[str]:
+    """The scores in `SHOWN` that there are."""
+    return [score for score in query.uncertainties(result.probabilistic) if score in SHOWN]
 
 
 def metric_frame(results: Sequence[TaskResult]) -> pd.DataFrame:
@@ -69,11 +89,11 @@ def task_table(result: TaskResult) -> pd.DataFrame:
     return _pivot(labels, frame.distance.replace("", "accuracy"), cells(frame))
 
 
-def uncertainty_table(result: TaskResult, samples: str) -> pd.DataFrame:
-    """The metrics about the uncertainty of the images or the captions: one column per kind of hit, and a first column
-    for those that have to do with none."""
+def uncertainty_table(result: TaskResult, samples: str, score: str = "") -> pd.DataFrame:
+    """The metrics about the uncertainty of the images or the captions, or about another score: one column per kind of
+    hit, and a first column for those that have to do with none."""
     frame = metric_frame([result])
-    frame = frame[(frame.samples == samples) & (frame.score == "")]
+    frame = frame[(frame.samples == samples) & (frame.score == score)]
     labels = (frame.group + " " + frame["name"]).str.strip()
     table = _pivot(labels, frame.hit.replace("", "all samples"), cells(frame))
     return table[sorted(table.columns, key=lambda column: column != "all samples")]
@@ -101,7 +121,11 @@ def text_table(result: TaskResult) -> str:
     """The numbers for the terminal."""
     tables = [task_table(result)]
     for query in result.queries:
-        tables.append(uncertainty_table(result, query.samples).add_prefix(f"{query.samples}: ", axis="index"))
+        for score in dict.fromkeys(["", *_shown(result, query)]):  # without uncertainties, the calibration error
+            prefix = " ".join(filter(None, (query.samples, score)))
+            tables.append(uncertainty_table(result, query.samples, score).add_prefix(f"{prefix}: ", axis="index"))
+    if result.pairs:
+        tables.append(_pair_table(result))
     return "\n\n".join(table.to_string() for table in tables)
 
 
@@ -120,23 +144,60 @@ def _numbers(result: TaskResult) -> Section:
     return Section(f"Retrieval: {result.name}", text, _rows(table), ["", *table.columns])
 
 
-def _uncertainty(result: TaskResult, query: QueryResults, text: str) -> Section:
-    prefix = f"{result.task}-{result.name}-{query.samples}"
-    title = f"{result.name}: the {query.samples}"
-    drawn = [Plot(f"{prefix}-reliability", _reliability(query), "confidence against hits; on the line they agree")]
-    if not result.probabilistic:
-        return Section(title, "Without uncertainties there is only the confidence of the softmax.", plots=drawn)
+def _confidence(result: TaskResult, query: QueryResults) -> Section:
+    text = "Without uncertainties there is only the confidence of the softmax."
+    return Section(f"{result.name}: the {query.samples}", text, plots=[_reliability_plot(result, query)])
+
+
+def _reliability_plot(result: TaskResult, query: QueryResults) -> Plot:
+    name = f"{result.task}-{result.name}-{query.samples}-reliability"
+    return Plot(name, _reliability(query), "confidence against hits; on the line they agree")
+
+
+def _uncertainty(result: TaskResult, query: QueryResults, score: str, text: str) -> Section:
+    """The numbers and the plots of one score in `SHOWN`."""
+    uncertainty_N = query.uncertainties(result.probabilistic)[score]
+    prefix = "-".join(filter(None, (result.task, result.name, query.samples, score)))
     drawn = [
-        Plot(f"{prefix}-bins", _bins(query), "the samples in 10 bins of equal size, from certain to uncertain"),
-        Plot(f"{prefix}-rejection", _rejection(query), "when the most uncertain are rejected; flat is chance"),
-        *drawn,
-        Plot(f"{prefix}-histogram", _histogram(query), "how uncertain the samples are"),
+        Plot(
+            f"{prefix}-bins",
+            _bins(query, uncertainty_N),
+            "the samples in 10 bins of equal size, from certain to uncertain",
+        ),
+        Plot(
+            f"{prefix}-rejection",
+            _rejection(query, uncertainty_N),
+            "when the most uncertain are rejected; flat is chance",
+        ),
     ]
+    if score == _shown(result, query)[0]:  # it is about neither of them
+        drawn.append(_reliability_plot(result, query))
+    label = SHOWN[score]
+    drawn.append(Plot(f"{prefix}-histogram", _histogram(query, uncertainty_N, label), "how uncertain the samples are"))
     if query.samples == "captions":
-        drawn.append(Plot(f"{prefix}-words", _words(result, query), "mean uncertainty of captions of one length"))
-    table = uncertainty_table(result, query.samples)
+        figure = _words(result, uncertainty_N, label)
+        drawn.append(Plot(f"{prefix}-words", figure, f"mean {label} of captions of one length"))
+    table = uncertainty_table(result, query.samples, score)
     header = ["", *map(words_of, table.columns)]
-    return Section(f"{title} and their uncertainty", text, _rows(table), header, drawn)
+    return Section(f"{result.name}: the {query.samples} and their {label}", text, _rows(table), header, drawn)
+
+
+def _pairs(result: TaskResult) -> Section:
+    figure, axes = plots.new(x="probability of a pair", y="share of pairs")
+    axes.plot([0, 1], [0, 1], color=plots.INK, linewidth=0.8, linestyle=":")
+    for (score, (curve, _)), colour in zip(result.pairs.items(), COLOURS, strict=False):
+        axes.plot([x for x, _, _ in curve], [y for _, y, _ in curve], "o-", label=words_of(score), color=colour)
+    axes.legend(frameon=False, labelcolor=plots.INK)
+    drawn = Plot(f"{result.task}-{result.name}-pairs", figure, "probability against truth; on the line they agree")
+    table = _pair_table(result)
+    return Section(f"{result.name}: probability of a pair", PAIRS, _rows(table), ["", *map(words_of, table)], [drawn])
+
+
+def _pair_table(result: TaskResult) -> pd.DataFrame:
+    """The metrics about pairs, one column per probability."""
+    frame = metric_frame([result])
+    frame = frame[frame.samples == "pairs"]
+    return _pivot(frame["name"], frame.score, cells(frame))
 
 
 def _rows(table: pd.DataFrame) -> list[list[str]]:
@@ -148,20 +209,20 @@ def words_of(name: str) -> str:
     return name.replace("_", " ").replace("/", ": ").replace("=", " = ")
 
 
-def _bins(query: QueryResults) -> Any:
+def _bins(query: QueryResults, uncertainty_N: Tensor) -> Any:
     figure, axes = plots.new(x="bin of uncertainty", y="hits")
     for (name, hit), colour in zip(query.hits.items(), COLOURS, strict=False):
-        shares = [share for _, share, _ in uncertainty.bins(query.uncertainty, hit)]
+        shares = [share for _, share, _ in uncertainty.bins(uncertainty_N, hit)]
         axes.plot(range(1, len(shares) + 1), shares, "o-", label=name, color=colour)
     axes.set_ylim(0, 1.02)
     axes.legend(frameon=False, labelcolor=plots.INK)
     return figure
 
 
-def _rejection(query: QueryResults) -> Any:
+def _rejection(query: QueryResults, uncertainty_N: Tensor) -> Any:
     figure, axes = plots.new(x="share kept", y="hits among them")
     for (name, hit), colour in zip(query.hits.items(), COLOURS, strict=False):
-        curve = uncertainty.rejection(query.uncertainty, hit)
+        curve = uncertainty.rejection(uncertainty_N, hit)
         shown = torch.linspace(0.05, 1, 96).mul(len(curve)).ceil().long().clamp(1, len(curve)).unique()
         axes.plot((shown / len(curve)).tolist(), curve[shown - 1].tolist(), label=name, color=colour)
         axes.axhline(curve[-1].item(), color=colour, linewidth=0.8, linestyle=":")
@@ -179,35 +240,36 @@ def _reliability(query: QueryResults) -> Any:
     return figure
 
 
-def _histogram(query: QueryResults) -> Any:
-    figure, axes = plots.new(x="uncertainty", y=query.samples)
-    axes.hist(query.uncertainty.tolist(), bins=40, color=COLOURS[0])
+def _histogram(query: QueryResults, uncertainty_N: Tensor, label: str) -> Any:
+    figure, axes = plots.new(x=label, y=query.samples)
+    axes.hist(uncertainty_N.tolist(), bins=40, color=COLOURS[0])
     return figure
 
 
-def _words(result: TaskResult, query: QueryResults) -> Any:
-    figure, axes = plots.new(x="words in the caption", y="uncertainty")
+def _words(result: TaskResult, uncertainty_N: Tensor, label: str) -> Any:
+    figure, axes = plots.new(x="words in the caption", y=label)
     words = torch.tensor([len(caption.split()) for caption in result.data.captions])
     lengths = words.unique()
-    means = [query.uncertainty[words == length].mean().item() for length in lengths]
+    means = [uncertainty_N[words == length].mean().item() for length in lengths]
     axes.plot(lengths.tolist(), means, "o-", color=COLOURS[0])
     return figure
 
 
-def _extremes(result: TaskResult) -> Iterator[Section]:
-    for query in result.queries:
-        if query.samples == "images":
-            order = query.uncertainty.argsort(descending=True).tolist()
-            for what, indices in (("Most", order[:EXTREMES]), ("Least", order[::-1][:EXTREMES])):
-                thumbnails = [_thumbnail(result, i, query.uncertainty[i].item()) for i in indices]
-                yield Section(f"{result.name}: {what.lower()} uncertain images", thumbnails=thumbnails)
-        else:
-            first = list({caption: i for i, caption in reversed(list(enumerate(result.data.captions)))}.values())
-            first.sort(key=lambda i: -query.uncertainty[i].item())
-            ends = first[:EXTREMES] + first[max(EXTREMES, len(first) - EXTREMES) :]
-            rows = [[result.data.captions[i], _number(query.uncertainty[i].item())] for i in ends]
-            text = f"The {EXTREMES} most uncertain captions, then the {EXTREMES} least uncertain ones."
-            yield Section(f"{result.name}: most and least uncertain captions", text, rows, ["caption", "uncertainty"])
+def _extremes(result: TaskResult, query: QueryResults, score: str) -> Iterator[Section]:
+    uncertainty_N, by = query.uncertainties(result.probabilistic)[score], " by the bank" if score == "bank" else ""
+    if query.samples == "images":
+        order = uncertainty_N.argsort(descending=True).tolist()
+        for what, indices in (("most", order[:EXTREMES]), ("least", order[::-1][:EXTREMES])):
+            thumbnails = [_thumbnail(result, i, uncertainty_N[i].item()) for i in indices]
+            yield Section(f"{result.name}: {what} uncertain images{by}", thumbnails=thumbnails)
+    else:
+        first = list({caption: i for i, caption in reversed(list(enumerate(result.data.captions)))}.values())
+        first.sort(key=lambda i: -uncertainty_N[i].item())
+        ends = first[:EXTREMES] + first[max(EXTREMES, len(first) - EXTREMES) :]
+        rows = [[result.data.captions[i], _number(uncertainty_N[i].item())] for i in ends]
+        text = f"The {EXTREMES} most uncertain captions, then the {EXTREMES} least uncertain ones."
+        header = ["caption", SHOWN[score]]
+        yield Section(f"{result.name}: most and least uncertain captions{by}", text, rows, header)
 
 
 def _thumbnail(result: TaskResult, index: int, value: float) -> Thumbnail:

@@ -1,5 +1,6 @@
 """The four questions on one page: what is found, which failures are foreseen, what an embedding is worth, and what is
-vague. One table each, over all datasets of an evaluation, with the uncertainty beside what needs none."""
+vague. One table each, over all datasets of an evaluation, with the uncertainty, and the bank if there is one, beside
+what needs neither."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,29 +9,36 @@ import pandas as pd
 from ..reports.report import Section
 from .neighbours import HIT
 from .pages import cells, metric_frame, words_of
-from .retrieval import SAMPLES
 from .tasks import TaskResult
 
 RETRIEVAL = """\
-R@k is the share of queries whose own partner is among the first k. The length of the list is what holds the partner in
-90 % of the cases, by split-conformal calibration. "-SR2" is 1 where R@1 falls evenly over 10 levels of the query's
-uncertainty, with a 95 % interval over queries; "bin correlation" is -1 there."""
+R@k is the share of queries whose own partner is among the first k. The length of the list is what holds the partner
+in 90 % of the cases, by split-conformal calibration. CSD asks which caption was written for the image, the cosine
+how related they are, and entailment whether the caption is true, which mAP@R counts where all true matches are
+known. "bank" and "bank entailment" ask the first and the last of a bank of reference pairs in place of the variance."""
 FAILURE = """\
-Which queries miss? AUROC is 0.5 by chance and 1 at best; FPR95, AURC and E-AURC are better if lower; AUPR of errors is
-better if higher and by chance the share of misses. Read the uncertainty against the confidences that any CLIP has:
-the largest cosine, the largest probability of the softmax, its entropy, Doctor, and the number of words."""
+Which queries miss? AUROC is 0.5 by chance and 1 at best; FPR95, AURC and E-AURC are better if lower; AUPR of errors
+is better if higher and by chance the share of misses. "-SR2" is 1 where hits fall evenly over 10 levels of
+uncertainty, with a 95 % interval over queries; "bin correlation" is -1 there.
+
+The uncertainty is the sum of the variances. "bank" is the entropy of what the query would find in a bank of
+reference pairs, "bank over the gallery" the same among the items at hand. Read both against the confidences that any
+CLIP has: the largest cosine, the largest probability of the softmax, its entropy, Doctor, and the number of words."""
 REPRESENTATION = """\
 Is an image's nearest other image of the same class (R@1), and does the image's uncertainty tell (R-AUROC; 0.5 by
 chance)? The last column is how often a centre crop is more uncertain than the whole image."""
 VAGUENESS = """\
 Are vague captions more uncertain? Kendall's tau is of the depth of a caption in a chain from vague to exact with its
-certainty, 1 at best and 0 by chance; below it the same for the distance from the empty caption and for the number of
-words. The rank correlations are with the number of images that a caption fits, and with its number of words."""
+certainty, 1 at best and 0 by chance; below it the same for the bank, for the distance from the empty caption and for
+the number of words. The rank correlations are with the number of images that a caption fits, and with its number of
+words."""
 MISSING = "Not evaluated here: it needs {flags}."
 
-FAILURE_COLUMNS = ("miss_AUROC", "FPR95", "AUPR_error", "AURC_x1000", "E-AURC_x1000")
-LEVEL_COLUMNS = ("-SR2_10_levels", "bin_correlation")
-RETRIEVAL_COLUMNS = ("R@1", "R@5", "R@10", "conformal_list_size", *LEVEL_COLUMNS)
+FAILURE_COLUMNS = (
+    *("miss_AUROC", "FPR95", "AUPR_error", "AURC_x1000", "E-AURC_x1000"),
+    *("-SR2_10_levels", "bin_correlation"),
+)
+RETRIEVAL_COLUMNS = ("R@1", "R@5", "R@10", "any_match_R@1", "mAP@R", "conformal_list_size")
 REPRESENTATION_COLUMNS = ("R@1", "R-AUROC", "cropped_has_bigger_uncertainty")
 VAGUENESS_COLUMNS = (
     "kendall_tau",
@@ -46,7 +54,7 @@ def questions(results: Sequence[TaskResult]) -> Iterator[Section]:
     """The four sections; one without data says what it needs."""
     frame = metric_frame(results)
     frame["cell"] = cells(frame)
-    frame["score"] = frame.score.replace("", "uncertainty")
+    frame["score"] = frame.score.replace({"": "uncertainty", "bank_gallery": "bank over the gallery"})
     for number, (title, text, table, flags) in enumerate(
         (
             ("Retrieval: what is found?", RETRIEVAL, _retrieval(frame), "--retrieval or --coco"),
@@ -69,17 +77,7 @@ def text_tables(sections: Sequence[Section]) -> str:
 
 
 def _retrieval(frame: pd.DataFrame) -> pd.DataFrame:
-    found = frame[frame.direction != ""]
-    about = frame[frame["name"].isin(LEVEL_COLUMNS) & (frame.score == "uncertainty")].copy()
-    directions = {samples: direction for direction, samples in SAMPLES.items()}
-    about["direction"] = about.samples.map(directions)
-    about["distance"] = about.hit.str.removesuffix("_R@1")  # "csd_any_match" and the like are no distance: left out
-    keys = set(found.distance)
-    return _table(
-        pd.concat([found, about[about.distance.isin(keys) & (about.task == "retrieval")]]),
-        ("dataset", "direction", "distance"),
-        RETRIEVAL_COLUMNS,
-    )
+    return _table(frame[frame.direction != ""], ("dataset", "direction", "distance"), RETRIEVAL_COLUMNS)
 
 
 def _failure(frame: pd.DataFrame) -> pd.DataFrame:
@@ -97,7 +95,7 @@ def _representation(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _vagueness(frame: pd.DataFrame) -> pd.DataFrame:
     by_distance = frame["name"] == "HiMo@K"
-    frame = frame.assign(score=frame.score.mask(by_distance, frame.distance))
+    frame = frame.assign(score=frame.score.mask(by_distance, "ranked by " + frame.distance))
     return _table(frame, ("dataset", "task", "score"), VAGUENESS_COLUMNS)
 
 

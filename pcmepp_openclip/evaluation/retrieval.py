@@ -8,7 +8,7 @@ another caption that fits as well is wrong there. mAP@R, R-Precision and any_mat
 are known.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..distances import DISTANCES, get_distance
+from ..distances import DISTANCES, Distance, by_name, get_distance
 from ..gaussian import Gaussian
 from .metric import Metric
 
@@ -32,6 +32,7 @@ class Ranking:
 
     Arguments:
         distance, direction: see `Metric`.
+        measure: the distance itself, to be called with the queries first.
         own_rank_N: the rank, from 0, of the first item that the query is paired with.
         match_rank_N: the rank of the first item that fits, or None where only the pairs are known.
         average_precision_N, r_precision_N: mAP@R and R-Precision per query, see `precisions`; None where every query
@@ -40,6 +41,7 @@ class Ranking:
 
     distance: str
     direction: str
+    measure: Distance
     own_rank_N: Tensor
     match_rank_N: Tensor | None
     average_precision_N: Tensor | None
@@ -77,13 +79,14 @@ def rankings(
     texts: Gaussian,
     image_of_text: Sequence[int],
     images_of_text: Matches | None = None,
-    distances: Iterable[str] = tuple(DISTANCES),
+    distances: Iterable[str] | Mapping[str, Distance] = DISTANCES,
 ) -> list[Ranking]:
     """Both directions by each distance, image to text first.
 
     Arguments:
         image_of_text: for each text the index of the image that it was written for.
         images_of_text: for each text the indices of all images that it fits, where known.
+        distances: names of registered distances, or distances by name.
     """
     pairs = [[i] for i in image_of_text]
     n = len(images.mean)
@@ -93,8 +96,8 @@ def rankings(
         ("text_to_image", texts, images, _Right.of(images, pairs, images_of_text)),
     )
     return [
-        _rank(distance, direction, query, gallery, right)
-        for distance in distances
+        _rank(name, distance if direction == "image_to_text" else distance.transposed, direction, query, gallery, right)
+        for name, distance in by_name(distances).items()
         for direction, query, gallery, right in directions
     ]
 
@@ -131,7 +134,7 @@ class _Right(NamedTuple):
         return cls(places(own, gallery), match_NR, torch.tensor(counts, device=gallery.mean.device))
 
 
-def _rank(distance: str, direction: str, query: Gaussian, gallery: Gaussian, right: _Right) -> Ranking:
+def _rank(name: str, distance: Distance, direction: str, query: Gaussian, gallery: Gaussian, right: _Right) -> Ranking:
     own_NR, match_NR, count_N = right
     right_NR, most = own_NR if match_NR is None else match_NR, int(count_N.max())
     own_ranks, ranks_of_matches, precision = [], [], []
@@ -144,16 +147,18 @@ def _rank(distance: str, direction: str, query: Gaussian, gallery: Gaussian, rig
             precision.append(torch.stack(precisions(hit_nK, count_N[rows])))
     average, r_precision = torch.cat(precision, dim=1) if precision else (None, None)
     found = torch.cat(ranks_of_matches) if ranks_of_matches else None
-    return Ranking(distance, direction, torch.cat(own_ranks), found, average, r_precision)
+    return Ranking(name, direction, distance, torch.cat(own_ranks), found, average, r_precision)
 
 
-def match_ranks(query: Gaussian, gallery: Gaussian, matches: Matches, distance: str) -> Tensor:
+def match_ranks(query: Gaussian, gallery: Gaussian, matches: Matches, distance: str | Distance) -> Tensor:
     """The rank, from 0, of the first right item for each query, [N]."""
     place_NR = places(matches, gallery)
     return torch.cat([first_rank(score, place_NR[rows]) for rows, score in scores(query, gallery, distance)])
 
 
-def nearest(query: Gaussian, gallery: Gaussian, distance: str, k: int, chunk: int = CHUNK) -> Iterator[Tensor]:
+def nearest(
+    query: Gaussian, gallery: Gaussian, distance: str | Distance, k: int, chunk: int = CHUNK
+) -> Iterator[Tensor]:
     """The indices of the k nearest items, [n, k], nearest first, for chunks of queries in order."""
     order_M = tie_order(gallery)
     for _, score_nM in scores(query, gallery, distance, chunk):
@@ -167,7 +172,9 @@ def tie_order(gallery: Gaussian) -> Tensor:
     return order_M.to(gallery.mean.device)
 
 
-def scores(query: Gaussian, gallery: Gaussian, distance: str, chunk: int = CHUNK) -> Iterator[tuple[slice, Tensor]]:
+def scores(
+    query: Gaussian, gallery: Gaussian, distance: str | Distance, chunk: int = CHUNK
+) -> Iterator[tuple[slice, Tensor]]:
     """(rows, closeness) for chunks of queries in order: [n, M], larger for nearer, the gallery in `tie_order`.
 
     Equal items of the gallery always tie: their score is computed once.

@@ -13,7 +13,8 @@ import open_clip
 import torch
 from torch import Tensor
 
-from ..distances import DISTANCES
+from ..ambiguity.bank import IMAGES, TEXTS, Bank
+from ..distances import Distance
 from ..gaussian import Gaussian
 from . import coco, conformal, neighbours, uncertainty, vagueness
 from .datasets import Captioned, Labelled
@@ -22,11 +23,14 @@ from .failure import confidences, failure
 from .hierarchies import Hierarchies
 from .levels import levels
 from .metric import Metric, as_dict
+from .pairs import Curve, reliabilities
+from .pairs import pairs as pair_metrics
 from .retrieval import Ranking, invert, rankings, retrieval_metrics
 from .samples import ImageRef
 from .zeroshot import predict, weighted, zeroshot
 
 STANDARD_PROMPT = "a photo of a {c}."
+BANK_SCORES = ("bank", "bank_gallery")
 
 
 @dataclass
@@ -38,13 +42,20 @@ class QueryResults:
         uncertainty: [N].
         hits: [N] of 0 and 1, by what counts as a hit, such as "csd_R@1".
         confidences: what a model without uncertainties would go by, [N] each, see `failure.confidences`; of captions
-            also their length in words, `caption_length`.
+            also their length in words, `caption_length`; given a bank, the negative entropies over its references and
+            over the items at hand, `bank` and `bank_gallery`.
     """
 
     samples: str
     uncertainty: Tensor
     hits: dict[str, Tensor]
     confidences: dict[str, Tensor]
+
+    def uncertainties(self, probabilistic: bool) -> dict[str, Tensor]:
+        """What is judged as an uncertainty, [N] each, by the `score` of `Metric`: that of the model as "", if it has
+        one, and those of the bank."""
+        found = {"": self.uncertainty} if probabilistic else {}
+        return found | {score: -self.confidences[score] for score in BANK_SCORES if score in self.confidences}
 
 
 @dataclass
@@ -55,6 +66,7 @@ class TaskResult:
     metrics: list[Metric]
     probabilistic: bool
     queries: list[QueryResults] = field(default_factory=list)
+    pairs: dict[str, tuple[Curve, float]] = field(default_factory=dict)  # see `pairs.reliabilities`
 
     def as_json(self) -> dict[str, Any]:
         out: dict[str, Any] = {"images": len(self.data.images)}
@@ -66,12 +78,16 @@ class TaskResult:
             out["classes"] = len(self.data.classes)
         values = as_dict(self.metrics)
         out["metrics"] = {key: value if math.isfinite(value) else None for key, value in values.items()}
-        if self.probabilistic and self.queries:
-            out["bins"] = {
-                f"{query.samples}/{name}": uncertainty.bins(query.uncertainty, hit)
-                for query in self.queries
-                for name, hit in query.hits.items()
-            }
+        bins = {
+            "/".join(filter(None, (query.samples, name, score))): uncertainty.bins(uncertainty_N, hit)
+            for query in self.queries
+            for score, uncertainty_N in query.uncertainties(self.probabilistic).items()
+            for name, hit in query.hits.items()
+        }
+        if bins:
+            out["bins"] = bins
+        if self.pairs:
+            out["pairs"] = {score: curve for score, (curve, _) in self.pairs.items()}
         return out
 
 
@@ -86,6 +102,8 @@ class CaptionedGaussians:
         queries: the images, then the captions.
         eccv_caption: that package, where the data are COCO, else None.
         cropped: the Gaussians of the images' centre crops, [N, D], or None.
+        bank: reference pairs, or None.
+        pairs: how far the probability of a pair can be relied on, see `pairs.reliabilities`; {} without a calibration.
     """
 
     data: Captioned
@@ -96,6 +114,8 @@ class CaptionedGaussians:
     queries: list[QueryResults]
     eccv_caption: Any = None
     cropped: Gaussian | None = None
+    bank: Bank | None = None
+    pairs: dict[str, tuple[Curve, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -110,6 +130,8 @@ class LabelledGaussians:
         validation: Gaussians and labels of another split, or None.
         queries: the images.
         cropped: the Gaussians of the images' centre crops, [N, D], or None.
+        distances: what classes are ranked by, by name; None for all registered ones.
+        bank: reference pairs, or None.
     """
 
     data: Labelled
@@ -120,6 +142,8 @@ class LabelledGaussians:
     probabilistic: bool
     queries: list[QueryResults]
     cropped: Gaussian | None = None
+    distances: dict[str, Distance] | None = None
+    bank: Bank | None = None
 
 
 def evaluate_retrieval(
@@ -131,17 +155,17 @@ def evaluate_retrieval(
     texts = encoder.texts(data.captions, f"{name}-captions")
     if rank:
         return None
-    distances = list(DISTANCES) if encoder.probabilistic else ["cosine"]
-    found = rankings(images, texts, data.image_of_caption, data.images_of_caption, distances)
+    found = rankings(images, texts, data.image_of_caption, data.images_of_caption, encoder.distances)
     queries = []
-    for samples, query, gallery in (("images", images, texts), ("captions", texts, images)):
+    for samples, of, query, gallery in (("images", IMAGES, images, texts), ("captions", TEXTS, texts, images)):
         hits = {
             label: hit
             for ranking in found
             if ranking.samples == samples and ranking.distance in ("cosine", encoder.distance)
             for label, hit in ranking.hits.items()
         }
-        sure = confidences(query.mean, gallery.mean, encoder.scale)
+        sure = _by_bank(encoder.bank, query.mean, of, gallery.mean)
+        sure |= confidences(query.mean, gallery.mean, encoder.scale)
         if samples == "captions":
             sure["caption_length"] = torch.tensor([float(len(caption.split())) for caption in data.captions])
         queries.append(QueryResults(samples, query.uncertainty, hits, sure))
@@ -150,9 +174,15 @@ def evaluate_retrieval(
         hits_1k = coco.first_hits_1k(images, texts, data.coco_captions, data.image_of_caption, "csd", eccv_caption)
         for results, hit in zip(queries, hits_1k, strict=True):
             results.hits["coco_1k_csd_R@1"] = hit
-    encoded = CaptionedGaussians(data, images, texts, encoder.probabilistic, found, queries, eccv_caption, cropped)
+    judged = {}
+    if encoder.calibration is not None:
+        about = data.image_of_caption, encoder.scale, encoder.bank
+        judged = reliabilities(encoder.calibration, images, texts, *about)
+    encoded = CaptionedGaussians(
+        data, images, texts, encoder.probabilistic, found, queries, eccv_caption, cropped, encoder.bank, judged
+    )
     metrics = [metric for evaluate in RETRIEVAL_EVALUATORS.values() for metric in evaluate(encoded)]
-    return TaskResult(name, "retrieval", data, metrics, encoder.probabilistic, queries)
+    return TaskResult(name, "retrieval", data, metrics, encoder.probabilistic, queries, judged)
 
 
 def evaluate_zeroshot(
@@ -173,9 +203,11 @@ def evaluate_zeroshot(
     one_prompt = templates.index(STANDARD_PROMPT) if STANDARD_PROMPT in templates else 0
     classifier = weighted(prompts_CTD, torch.ones(shape[:2]))
     hit = (predict(images.mean, classifier)[:, 0] == torch.tensor(data.labels)).float()
-    sure = confidences(images.mean, classifier, encoder.scale)
+    sure = _by_bank(encoder.bank, images.mean, IMAGES, classifier)
+    sure |= confidences(images.mean, classifier, encoder.scale)
     queries = [QueryResults("images", images.uncertainty, {"accuracy": hit}, sure)]
-    encoded = LabelledGaussians(data, images, prompts_CTD, one_prompt, known, encoder.probabilistic, queries, cropped)
+    about = known, encoder.probabilistic, queries, cropped, encoder.distances, encoder.bank
+    encoded = LabelledGaussians(data, images, prompts_CTD, one_prompt, *about)
     metrics = [metric for evaluate in ZEROSHOT_EVALUATORS.values() for metric in evaluate(encoded)]
     return TaskResult(name, "zeroshot", data, metrics, encoder.probabilistic, queries)
 
@@ -189,11 +221,10 @@ def evaluate_vagueness(
     images = encoder.images(data.images, f"{name}-images") if data.images else None
     if rank:
         return None
-    specificity = vagueness.specificities(data.chains, texts, root.mean[0], encoder.probabilistic)
+    specificity = vagueness.specificities(data.chains, texts, root.mean[0], encoder.probabilistic, encoder.bank)
     metrics = list(vagueness.order(data.chains, specificity))
     if images is not None and himo:
-        distances = list(DISTANCES) if encoder.probabilistic else ["cosine"]
-        metrics += vagueness.himo(data.chains, texts, images, data.image_of_chain, distances)
+        metrics += vagueness.himo(data.chains, texts, images, data.image_of_chain, encoder.distances)
     elif images is not None:
         metrics += vagueness.traversal(data.chains, texts, images, data.image_of_chain, specificity)
     return TaskResult(name, "vagueness", data, metrics, encoder.probabilistic)
@@ -201,9 +232,16 @@ def evaluate_vagueness(
 
 def _cropped(encoder: Encoder, name: str, places: Sequence[ImageRef]) -> Gaussian | None:
     """What has no uncertainty needs no crops."""
-    if not encoder.probabilistic:
+    if not encoder.probabilistic and encoder.bank is None:
         return None
     return encoder.images(places, f"{name}-crops", neighbours.crop_ratios(len(places)))
+
+
+def _by_bank(bank: Bank | None, mean_ND: Tensor, of: str, gallery_MD: Tensor) -> dict[str, Tensor]:
+    """`bank` and `bank_gallery` of `QueryResults.confidences`."""
+    if bank is None:
+        return {}
+    return {"bank": -bank.entropy(mean_ND, of), "bank_gallery": -bank.entropy(mean_ND, of, gallery_MD)}
 
 
 def _recalls(encoded: CaptionedGaussians) -> Iterator[Metric]:
@@ -216,15 +254,23 @@ def _coco(encoded: CaptionedGaussians) -> Iterator[Metric]:
     data = encoded.data
     if data.coco_images is not None and data.coco_captions is not None:
         ids, own = (data.coco_images, data.coco_captions), data.image_of_caption
-        distances = dict.fromkeys(ranking.distance for ranking in encoded.rankings)
+        distances = {
+            ranking.distance: ranking.measure for ranking in encoded.rankings if ranking.samples == "images"
+        }  # called with the images first
         yield from coco.coco(encoded.images, encoded.captions, *ids, own, distances, encoded.eccv_caption)
 
 
 def _captions(encoded: CaptionedGaussians) -> Iterator[Metric]:
-    if encoded.probabilistic:
-        matches = encoded.data.images_of_caption
-        counts = None if matches is None else [len(images) for images in matches]
-        yield from uncertainty.of_captions(encoded.captions.uncertainty, encoded.data.captions, counts)
+    matches, captions = encoded.data.images_of_caption, encoded.data.captions
+    counts = None if matches is None else [len(images) for images in matches]
+    (query,) = (query for query in encoded.queries if query.samples == "captions")
+    for score, uncertainty_N in query.uncertainties(encoded.probabilistic).items():
+        yield from uncertainty.of_captions(uncertainty_N, captions, counts, score)
+    if counts is not None:  # short captions fit many images: what an uncertainty has to exceed
+        words_N = query.confidences["caption_length"]
+        for metric in uncertainty.of_captions(-words_N, captions, counts, "caption_length"):
+            if metric.name == "spearman_matches":
+                yield metric
 
 
 def _zeroshot(encoded: LabelledGaussians) -> Iterator[Metric]:
@@ -235,6 +281,7 @@ def _zeroshot(encoded: LabelledGaussians) -> Iterator[Metric]:
         encoded.one_prompt,
         encoded.validation,
         encoded.probabilistic,
+        encoded.distances,
     )
 
 
@@ -243,26 +290,35 @@ def _hits(encoded: CaptionedGaussians | LabelledGaussians) -> Iterator[Metric]:
         for label, hit in query.hits.items():
             error = uncertainty.reliability(query.confidences["max_softmax"], hit)[1]
             yield Metric("calibration_error", error, samples=query.samples, hit=label)
-            if encoded.probabilistic:
-                yield from uncertainty.against_hits(query.uncertainty, hit, query.samples, label)
-                yield from levels(query.uncertainty, hit, query.samples, label)
-                yield from failure(-query.uncertainty, hit, query.samples, label)
-            for score, confidence in query.confidences.items():
-                yield from failure(confidence, hit, query.samples, label, score)
+            judged = query.uncertainties(encoded.probabilistic)
+            for score, uncertainty_N in judged.items():
+                yield from uncertainty.against_hits(uncertainty_N, hit, query.samples, label, score)
+                yield from levels(uncertainty_N, hit, query.samples, label, score)
+            confidence = {score: -uncertainty_N for score, uncertainty_N in judged.items()} | query.confidences
+            for score, confidence_N in confidence.items():
+                yield from failure(confidence_N, hit, query.samples, label, score)
 
 
 def _facts(encoded: CaptionedGaussians | LabelledGaussians) -> Iterator[Metric]:
-    if encoded.probabilistic:
-        yield from uncertainty.against_facts(encoded.images.uncertainty, encoded.data.facts, "images")
+    for score, uncertainty_N in _images(encoded).uncertainties(encoded.probabilistic).items():
+        yield from uncertainty.against_facts(uncertainty_N, encoded.data.facts, "images", score)
+
+
+def _images(encoded: CaptionedGaussians | LabelledGaussians) -> QueryResults:
+    return next(query for query in encoded.queries if query.samples == "images")
 
 
 def _crops(encoded: CaptionedGaussians | LabelledGaussians) -> Iterator[Metric]:
-    if encoded.cropped is not None:
+    if encoded.cropped is not None and encoded.probabilistic:
         yield from neighbours.crops(encoded.images.uncertainty, encoded.cropped.uncertainty)
+    if encoded.cropped is not None and encoded.bank is not None:
+        cropped_N = encoded.bank.entropy(encoded.cropped.mean, IMAGES)
+        yield from neighbours.crops(_images(encoded).uncertainties(False)["bank"], cropped_N, "bank")
 
 
 def _neighbours(encoded: LabelledGaussians) -> Iterator[Metric]:
-    return neighbours.neighbours(encoded.images, encoded.data.labels, encoded.probabilistic)
+    others = {} if encoded.bank is None else {"bank": _images(encoded).uncertainties(False)["bank"]}
+    return neighbours.neighbours(encoded.images, encoded.data.labels, encoded.probabilistic, others)
 
 
 def _conformal(encoded: CaptionedGaussians) -> Iterator[Metric]:
@@ -274,13 +330,17 @@ def _conformal(encoded: CaptionedGaussians) -> Iterator[Metric]:
     queries = {query.samples: query for query in encoded.queries}
     for ranking in encoded.rankings:
         rank_N, (_, gallery, _) = ranking.own_rank_N, sides[ranking.samples]
-        yield from conformal.conformal(rank_N, *sides[ranking.samples], ranking.distance, ranking.direction)
+        yield from conformal.conformal(ranking, *sides[ranking.samples])
         label, query = f"{ranking.distance}_R@1", queries[ranking.samples]
         if label in query.hits:
             about = len(gallery.mean), ranking.samples, label
-            if encoded.probabilistic:
-                yield from conformal.conformal_levels(rank_N, query.uncertainty, *about)
+            for score, uncertainty_N in query.uncertainties(encoded.probabilistic).items():
+                yield from conformal.conformal_levels(rank_N, uncertainty_N, *about, score)
             yield from conformal.conformal_levels(rank_N, -query.confidences["max_softmax"], *about, "max_softmax")
+
+
+def _pairs(encoded: CaptionedGaussians) -> Iterator[Metric]:
+    return pair_metrics(encoded.pairs)
 
 
 RETRIEVAL_EVALUATORS: dict[str, Callable[[CaptionedGaussians], Iterable[Metric]]] = {
@@ -291,6 +351,7 @@ RETRIEVAL_EVALUATORS: dict[str, Callable[[CaptionedGaussians], Iterable[Metric]]
     "crops": _crops,
     "captions": _captions,
     "conformal": _conformal,
+    "pairs": _pairs,
 }
 ZEROSHOT_EVALUATORS: dict[str, Callable[[LabelledGaussians], Iterable[Metric]]] = {
     "zeroshot": _zeroshot,

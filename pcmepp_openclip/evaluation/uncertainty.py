@@ -91,16 +91,16 @@ def _mean_ranks(x_N: Tensor) -> Tensor:
     return (last - (count - 1) / 2).double()[place]
 
 
-def against_hits(uncertainty_N: Tensor, hit_N: Tensor, samples: str, hit: str) -> Iterator[Metric]:
+def against_hits(uncertainty_N: Tensor, hit_N: Tensor, samples: str, hit: str, score: str = "") -> Iterator[Metric]:
     """Correlation with the hits over 10 bins (-1: the uncertain ones fail), and the share of hits when only the most
     certain samples are kept.
 
     Arguments:
-        samples, hit: what the numbers are about, see `Metric`.
+        samples, hit, score: what the numbers are about, see `Metric`.
     """
 
     def metric(name: str, value: float) -> Metric:
-        return Metric(name, value, samples=samples, hit=hit)
+        return Metric(name, value, samples=samples, hit=hit, score=score)
 
     yield metric("bin_correlation", bin_correlation(uncertainty_N, hit_N))
     curve = rejection(uncertainty_N, hit_N)
@@ -109,7 +109,9 @@ def against_hits(uncertainty_N: Tensor, hit_N: Tensor, samples: str, hit: str) -
     yield metric("hits_of_all", curve[-1].item())
 
 
-def against_facts(uncertainty_N: Tensor, facts: Sequence[dict[str, Any]], samples: str) -> Iterator[Metric]:
+def against_facts(
+    uncertainty_N: Tensor, facts: Sequence[dict[str, Any]], samples: str, score: str = ""
+) -> Iterator[Metric]:
     """For every fact that sorts the samples into 2 to 10 groups: each group's mean uncertainty, and the AUROC of its
     uncertainty against the others'. The group of a metric reads like "condition=blurred"."""
     for name in dict.fromkeys(name for fact in facts for name in fact):
@@ -119,19 +121,20 @@ def against_facts(uncertainty_N: Tensor, facts: Sequence[dict[str, Any]], sample
             continue
         for kind in kinds:
             inside, group = torch.tensor([value == kind for value in values]), f"{name}={kind}"
-            yield Metric("mean", uncertainty_N[inside].mean().item(), samples=samples, group=group)
-            yield Metric("AUROC", auroc(uncertainty_N, inside), samples=samples, group=group)
+            mean = uncertainty_N[inside].mean().item()
+            yield Metric("mean", mean, samples=samples, group=group, score=score)
+            yield Metric("AUROC", auroc(uncertainty_N, inside), samples=samples, group=group, score=score)
 
 
 def of_captions(
-    uncertainty_N: Tensor, captions: Sequence[str], matches_per_caption: Sequence[int] | None
+    uncertainty_N: Tensor, captions: Sequence[str], matches_per_caption: Sequence[int] | None, score: str = ""
 ) -> Iterator[Metric]:
     """Rank correlation of a caption's uncertainty with its length in words, and with the number of images that it
-    truly fits where that is known. A caption that occurs several times counts once."""
+    truly fits where that is known. A caption that occurs several times counts once. `score`: see `Metric`."""
     first = list({caption: i for i, caption in reversed(list(enumerate(captions)))}.values())
     uncertainty = uncertainty_N[first]
     words = torch.tensor([len(captions[i].split()) for i in first])
-    yield Metric("spearman_caption_length", spearman(uncertainty, words), samples="captions")
+    yield Metric("spearman_caption_length", spearman(uncertainty, words), samples="captions", score=score)
     if matches_per_caption is not None:
         matches = torch.tensor([matches_per_caption[i] for i in first])
-        yield Metric("spearman_matches", spearman(uncertainty, matches), samples="captions")
+        yield Metric("spearman_matches", spearman(uncertainty, matches), samples="captions", score=score)

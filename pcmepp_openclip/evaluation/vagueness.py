@@ -4,7 +4,8 @@
                   and its specificity; 1 where each step is more specific. Equal values are neither. HierarCaps' d_corr.
 
 The specificity is -uncertainty; beside it are `radius`, the distance of the mean from that of the empty caption, which
-any CLIP has, and `caption_length`, the number of words, which needs no model.
+any CLIP has, `caption_length`, the number of words, which needs no model, and, given a bank of reference pairs, `bank`,
+the negative entropy of what the caption finds in it.
 
     traversal   = 50 bounds from the lowest to the highest specificity of all captions; at each, the caption within it
                   that is most similar to the image by the cosine. These are the captions found for the image.
@@ -23,12 +24,13 @@ ECCV 2024; Wu et al., "HiMo-CLIP", AAAI 2026.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from ..distances import DISTANCES
+from ..ambiguity.bank import TEXTS, Bank
+from ..distances import Distance, by_name
 from ..gaussian import Gaussian
 from .metric import Metric
 from .uncertainty import pearson
@@ -44,7 +46,9 @@ def kendall_tau(specificity_K: Tensor) -> float:
     return (specificity_K[later] - specificity_K[earlier]).sign().double().mean().item() if k > 1 else math.nan
 
 
-def specificities(chains: Chains, texts: Gaussian, root_D: Tensor, probabilistic: bool = True) -> dict[str, Tensor]:
+def specificities(
+    chains: Chains, texts: Gaussian, root_D: Tensor, probabilistic: bool = True, bank: Bank | None = None
+) -> dict[str, Tensor]:
     """What the file's docstring calls specificity, [M] each, by the `score` of `Metric`.
 
     Arguments:
@@ -52,8 +56,11 @@ def specificities(chains: Chains, texts: Gaussian, root_D: Tensor, probabilistic
         root_D: the mean of the empty caption.
     """
     words = [float(len(caption.split())) for chain in chains for caption in chain]
-    found = {"radius": (texts.mean - root_D).double().norm(dim=1), "caption_length": torch.tensor(words).double()}
-    return {"": -texts.uncertainty.double(), **found} if probabilistic else found
+    found = {"": -texts.uncertainty.double()} if probabilistic else {}
+    if bank is not None:
+        found["bank"] = -bank.entropy(texts.mean, TEXTS).double()
+    radius = (texts.mean - root_D).double().norm(dim=1)
+    return {**found, "radius": radius, "caption_length": torch.tensor(words).double()}
 
 
 def order(chains: Chains, specificity: dict[str, Tensor]) -> Iterator[Metric]:
@@ -76,7 +83,7 @@ def found_captions(similarity_NM: Tensor, specificity_M: Tensor, steps: int = ST
 def traversal(
     chains: Chains, texts: Gaussian, images: Gaussian, image_of_chain: Sequence[int], specificity: dict[str, Tensor]
 ) -> Iterator[Metric]:
-    """`traversal_precision` and `traversal_recall` by the uncertainty and by the radius, as sets of strings.
+    """`traversal_precision` and `traversal_recall` by each specificity but the number of words, as sets of strings.
 
     Arguments:
         texts, images: Gaussians, [M, D] of the captions of all chains in order, and [N, D].
@@ -87,11 +94,11 @@ def traversal(
     for chain, image in zip(chains, image_of_chain, strict=True):
         own[image].append(chain)
     similarity_NM = images.mean @ texts.mean.T
-    for score in ("", "radius"):
-        if score not in specificity:
+    for score, values_M in specificity.items():
+        if score == "caption_length":
             continue
         precision, recall = [], []
-        for row, mine in zip(found_captions(similarity_NM, specificity[score]).tolist(), own, strict=True):
+        for row, mine in zip(found_captions(similarity_NM, values_M).tolist(), own, strict=True):
             found, right = {captions[i] for i in row}, {caption for chain in mine for caption in chain}
             precision.append(len(found & right) / len(found))
             depths = max(len(chain) for chain in mine)
@@ -103,13 +110,17 @@ def traversal(
 
 
 def himo(
-    chains: Chains, texts: Gaussian, images: Gaussian, image_of_chain: Sequence[int], distances: Sequence[str]
+    chains: Chains,
+    texts: Gaussian,
+    images: Gaussian,
+    image_of_chain: Sequence[int],
+    distances: Iterable[str] | Mapping[str, Distance],
 ) -> Iterator[Metric]:
     """`HiMo@K` by each distance; see the file's docstring and `traversal`."""
     lengths = [len(chain) for chain in chains]
     image_M = torch.tensor(image_of_chain).repeat_interleave(torch.tensor(lengths))
     own = Gaussian(images.mean[image_M], images.logvar[image_M])
-    for name in distances:
-        parts = (-DISTANCES[name].paired(own, texts)).split(lengths)
+    for name, distance in by_name(distances).items():
+        parts = (-distance.paired(own, texts)).split(lengths)
         found = torch.tensor([pearson(torch.arange(len(part)), part) for part in parts])
         yield Metric("HiMo@K", found.nan_to_num(0.0).mean().item(), name)

@@ -6,13 +6,13 @@ model can; `bprw_unlabelled` has seen the test images, though not their labels. 
 Shapes: N images, C classes, T prompts per class, D dimensions.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..distances import DISTANCES, Distance
+from ..distances import DISTANCES, Distance, by_name
 from ..gaussian import Gaussian
 from .bprw import FEW_SHOT, NEIGHBOURS, prompt_weights
 from .metric import Metric
@@ -95,11 +95,12 @@ def zeroshot(
     one_prompt: int = 0,
     validation: tuple[Gaussian, Sequence[int]] | None = None,
     probabilistic: bool = True,
+    distances: Iterable[str] | Mapping[str, Distance] | None = None,
 ) -> Iterator[Metric]:
     """Accuracies. By the mean, as clip_benchmark: `one_prompt`, `all_prompts`, `all_prompts_top5`,
-    `all_prompts_mean_per_class`. With uncertainties:
+    `all_prompts_mean_per_class`, and `all_prompts` by another distance than the cosine: the nearest class by the mean
+    distance to its prompts. With uncertainties:
 
-    all_prompts by another distance than the cosine: the nearest class by the mean distance to its prompts.
     top_K_certain: the K most certain prompts of each class, for several K; none of them is chosen by this.
     top_K_chosen_on_validation, best_K_per_class: K for all, and a K for each class, chosen on the validation split.
     oracle_best_K_per_class: the same chosen on the test split itself, still one classifier.
@@ -112,7 +113,11 @@ def zeroshot(
     Arguments:
         prompts_CTD: a Gaussian with means and log-variances [C, T, D].
         one_prompt: the index of the prompt that is used alone.
+        distances: names of registered distances, or distances by name; by default all that the model has, which is the
+            cosine alone where it is not probabilistic.
     """
+    if distances is None:
+        distances = DISTANCES if probabilistic else ("cosine",)
     images_ND, labels_N = images.mean, torch.as_tensor(labels)
     classes, prompts = prompts_CTD.mean.shape[:2]
     ones_CT = torch.ones(classes, prompts)
@@ -123,14 +128,14 @@ def zeroshot(
     if classes >= 5:
         yield Metric("all_prompts_top5", (top == labels_N[:, None]).any(dim=1).double().mean().item())
     yield Metric("all_prompts_mean_per_class", per_class_accuracy(top[:, 0], labels_N, classes).nanmean().item())
+    for name, distance in by_name(distances).items():
+        if name != "cosine":
+            nearest_N = nearest_class(images, prompts_CTD, distance)
+            yield Metric("all_prompts", (nearest_N == labels_N).double().mean().item(), name)
     if not probabilistic:
         return
 
     uncertainty_CT = prompts_CTD.uncertainty
-    for name, distance in DISTANCES.items():
-        if name != "cosine":
-            nearest_N = nearest_class(images, prompts_CTD, distance)
-            yield Metric("all_prompts", (nearest_N == labels_N).double().mean().item(), name)
 
     def by(weight_CT: Tensor) -> float:
         return accuracy(images_ND, labels_N, weighted(prompts_CTD, weight_CT))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
+from ..system.version import __version__
 from . import plots
 
 THUMBNAIL = 192  # pixels of the longer side

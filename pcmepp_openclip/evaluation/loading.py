@@ -1,0 +1,65 @@
+"""A model by its name, with its preprocessing and tokenizer, for everything that only runs it."""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import open_clip
+import torch
+
+from ..host import never_ask
+from ..host.data import bounded
+from ..models.pcmepp import ProbabilisticModel
+from .recorded import recorded_changes
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in evaluation mode.
+
+    Arguments:
+        preprocess: an image of Pillow's to pixels [3, height, width].
+        tokenizer: texts to token ids.
+        probabilistic: whether the model's log-variances mean anything; False for plain models and for a log-variance
+            branch that is untrained.
+    """
+
+    model: Any
+    preprocess: Any
+    tokenizer: Any
+    probabilistic: bool
+    device: str
+
+
+def add_model_flags(parser: Any) -> None:
+    """--model and --pretrained, as `load_model` takes them, for a parser or a group of one."""
+    parser.add_argument(
+        "--model", required=True, help="a name in open_clip.list_models(), hf-hub:ORG/NAME or local-dir:PATH"
+    )
+    parser.add_argument("--pretrained", help="a pretrained tag of open_clip or a checkpoint file")
+
+
+def load_model(name: str, pretrained: str | None = None, device: str | None = None) -> LoadedModel:
+    """The model that `open_clip.create_model(name, pretrained)` builds, as the run trained it that wrote `pretrained`.
+
+    Arguments:
+        name: a name in `open_clip.list_models()`, hf-hub:ORG/NAME or local-dir:PATH.
+        pretrained: a tag of open_clip or a checkpoint file.
+        device: by default cuda where there is one, that of the local rank, and else cpu.
+    """
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    device = device or (f"cuda:{local}" if torch.cuda.is_available() else "cpu")
+    never_ask()
+    try:
+        changes = recorded_changes(name, pretrained)
+        model, _, preprocess = open_clip.create_model_and_transforms(
+            name, pretrained=pretrained, device=device, output_dict=True, **changes
+        )
+        tokenizer = open_clip.get_tokenizer(name, context_length=changes.get("force_context_length"))
+    except (RuntimeError, OSError, AssertionError) as error:  # open_clip's kinds for a wrong name, tag or file
+        reason = " ".join(str(error).split())
+        if "loading state_dict" in reason or isinstance(error, AssertionError):
+            reason = f"--pretrained {pretrained} does not fit {name}: it is of another architecture."
+        raise ValueError(reason) from error
+    probabilistic = isinstance(model, ProbabilisticModel) and not model.fresh_logvar
+    return LoadedModel(model.eval(), bounded(preprocess), tokenizer, probabilistic, device)
