@@ -58,7 +58,7 @@ def test_a_run_and_what_its_repo_holds(guarded, trained, push):
     assert set(files) == FILES | {"loss.png", "uncertainty.png"}
     assert guarded.titles("me/run") == ["initial commit", "Step 8: 2 epochs, 128 samples seen"]
     config = json.loads(files["open_clip_config.json"])
-    assert config["model_cfg"]["pcmepp_cfg"]["init_logvar_bias"] == -5.0
+    assert config["model_cfg"]["pcmepp_cfg"]["init_logvar_bias"] == -4.5
     assert config["preprocess_cfg"]["interpolation"] == "bicubic"
     (tensors := trained.parent / "pushed.safetensors").write_bytes(files["open_clip_model.safetensors"])
     state = torch.load(trained / "checkpoints/epoch_2.pt", weights_only=True)["state_dict"]
@@ -72,7 +72,7 @@ def test_the_card(guarded, trained, push):
     for part in (
         *("import pcmepp_openclip", 'create_model_from_pretrained("hf-hub:me/card")', "unexpected keyword argument"),
         *("| photos | 64 | 128 |", "| lr | `0.001` |", "| batch_size | `16` |", "| vib_weight | `0.0001` |"),
-        *("8 steps, 128 samples seen", "log-variance head | 1 transformer block", "a bias that starts at -5"),
+        *("8 steps, 128 samples seen", "log-variance head | 1 transformer block", "a bias that starts at -4.5"),
         *("](loss.png)", "](uncertainty.png)", "torch 2", "## Limits", "## Licence", "@inproceedings", "64 validation"),
     ):
         assert part in text, part

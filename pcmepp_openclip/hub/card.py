@@ -28,7 +28,8 @@ def write_card(folder: Path, facts: Facts) -> str:
         for name, draw in ((figures.LOSS, figures.loss), (figures.UNCERTAINTY, figures.uncertainty))
         if draw(folder / name, facts)
     ]
-    parts = [_head(facts), _loading(facts), _architecture(facts), _training(facts), _results(facts, drawn), _end(facts)]
+    parts = [_head(facts), _loading(facts), _uncertainty(facts), _architecture(facts), _training(facts)]
+    parts += [_results(facts, drawn), _end(facts)]
     return f"---\n{metadata(facts)}\n---\n\n" + "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -125,6 +126,42 @@ def _fetched(facts: Facts) -> str:
     return f"\nThe text tower is built by the config of `{_plain(name, code=True)}`, which is fetched from the Hub."
 
 
+def _uncertainty(facts: Facts) -> str:
+    """How to ask for it, and where it comes from."""
+    name, calibration = f"hf-hub:{facts.repo_id}", facts.calibration
+    if facts.bank_size is None and calibration is None:
+        return (
+            f"`pcmepp bank --model {name}` makes a bank of reference pairs, from which "
+            "`pcmepp_openclip.ImageTextModel` estimates how ambiguous an image or a text is."
+        )
+    estimator = "bank" if facts.bank_size is not None else "variance"
+    code = [
+        "from pcmepp_openclip import ImageTextModel",
+        "",
+        f'model = ImageTextModel("{name}")',
+        'print(model.ambiguity(texts=["a dog", "a small black dog on a red sofa"]))',
+    ]
+    rows = [("estimator", estimator)]
+    if facts.bank_size is not None:
+        rows.append(("reference pairs in the bank", f"{facts.bank_size:,}"))
+    if calibration is not None:
+        code.append('print(model.match_probability(Image.open("photo.jpg"), ["a dog"]))')
+        code.insert(1, "from PIL import Image")
+        numbers = ("scale", "image_weight", "text_weight", "shift")
+        scalars = ", ".join(f"{key.replace('_', ' ')} {getattr(calibration, key):.4g}" for key in numbers)
+        rows += [
+            ("calibration", f"{scalars}; by the {calibration.estimator}, {calibration.pairs:,.0f} held-out captions"),
+            ("expected calibration error", f"{calibration.error:.4f}, at a prior of 1/2"),
+        ]
+    how = {
+        "bank": "The ambiguity of a text is the effective share of the reference images that it fits, and that of an "
+        "image the effective share of the reference texts. It orders inputs, and is too large for exact ones.",
+        "variance": "The ambiguity of an image or a text is the sum of its variances.",
+    }
+    block = "\n".join(["```python", *code, "```"])
+    return f"## Uncertainty\n\n{block}\n\n{how[estimator]}\n\n{_table(('', ''), rows)}"
+
+
 def _architecture(facts: Facts) -> str:
     model = facts.config["model_cfg"]
     vision, text = model["vision_cfg"], model["text_cfg"]
@@ -207,7 +244,11 @@ def _results(facts: Facts, drawn: list[str]) -> str:
         samples = facts.metrics.get("num_samples")
         how = f"Retrieval is among {samples:,.0f} validation pairs. " if samples else ""
         if facts.probabilistic:
-            how += "Metrics that start with `csd/` rank by the sampled distance, the others by the cosine of the means."
+            how += (
+                "Metrics that start with `csd/` rank by the sampled distance, which asks which caption was written "
+                "for an image, those with `entailment/` by whether the caption is true of it, the others by the cosine "
+                "of the means."
+            )
         parts.append(how.strip())
     else:
         parts.append("The run had no validation data: nothing was measured.")

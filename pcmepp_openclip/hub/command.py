@@ -4,8 +4,9 @@
     pcmepp push logs/run/checkpoints/epoch_8.pt org/name --tag epoch-8
     pcmepp push exported/ org/name --private --dry-run        # what would be sent; no network
 
-Files that the repo already has are not sent again. The token comes from HF_TOKEN or `hf auth login`; there is no flag
-for it.
+bank.safetensors and calibration.json of an exported folder are pushed along; --bank and --calibration add them to any
+other. Files that the repo already has are not sent again. The token comes from HF_TOKEN or `hf auth login`; there is
+no flag for it.
 """
 
 import argparse
@@ -29,6 +30,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--pr", action="store_true", help="open a pull request instead of committing")
     parser.add_argument("--tag", metavar="NAME", help="tag the commit")
     parser.add_argument("--model", metavar="NAME", help="name of the model, for a file that does not record it")
+    parser.add_argument("--bank", type=Path, metavar="FILE", help="the model's bank, by `pcmepp bank`")
+    parser.add_argument("--calibration", type=Path, metavar="FILE", help="its calibration, by `pcmepp calibrate`")
     parser.add_argument("--license", metavar="ID", default="mit", help="licence on the model card (default: mit)")
     parser.add_argument("--message", metavar="TEXT", help="commit message (default: the step of the checkpoint)")
     parser.add_argument("--dry-run", action="store_true", help="list files and sizes, show the card, send nothing")
@@ -38,7 +41,10 @@ def main(argv: list[str]) -> None:
         raise ValueError("--tag names a commit of the repo, and a pull request has none yet: drop --tag or --pr.")
     with tempfile.TemporaryDirectory(prefix="pcmepp-push-") as place:
         staged = Path(place)
-        message = staging.stage(staging.PushRequest(args.what, args.repo, args.license, args.model), staged)
+        request = staging.PushRequest(
+            args.what, args.repo, args.license, args.model, bank=args.bank, calibration=args.calibration
+        )
+        message = staging.stage(request, staged)
         message = args.message or message
         if args.dry_run:
             return show(staged, args.repo, message)

@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..ambiguity import Calibration
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -18,6 +20,8 @@ class Facts:
         history: lines of history.jsonl.
         bins: a line of uncertainty.jsonl, by direction [uncertainties, R@1].
         base_models: repos of the Hub whose weights the run began with.
+        bank_size: pairs in the bank that is pushed along; None without one.
+        calibration: the one that is pushed along.
     """
 
     repo_id: str
@@ -32,6 +36,8 @@ class Facts:
     history: list[dict[str, Any]] = field(default_factory=list)
     bins: dict[str, list[list[float]]] = field(default_factory=dict)
     base_models: list[str] = field(default_factory=list)
+    bank_size: int | None = None
+    calibration: Calibration | None = None
 
     @property
     def probabilistic(self) -> bool:

@@ -12,9 +12,13 @@ from typing import Any
 
 import open_clip
 import torch
+from torch import Tensor
 
+from ..ambiguity import Calibration
+from ..ambiguity.store import BANK_FILE, CALIBRATION_FILE, check_calibration, load_bank, load_calibration
 from ..host import config_check, names, never_ask, repos, weights
 from ..models import export
+from ..models.fingerprint import weights_fingerprint
 from ..runs import checkpoints, record
 from . import card, figures
 from .facts import Facts
@@ -25,6 +29,8 @@ PUSHED_FILES = (
     export.CARD,
     figures.LOSS,
     figures.UNCERTAINTY,
+    BANK_FILE,
+    CALIBRATION_FILE,
     *repos.TOKENIZER_FILES,
 )
 
@@ -37,6 +43,7 @@ class PushRequest:
         path: a run folder, a `.pt` or `.safetensors` file, or a folder with an `open_clip_config.json`.
         model: the name of the model config, where the file does not know it.
         run: the run folder that a checkpoint belongs to, where that is not its folder's parent.
+        bank, calibration: files to push with the weights; those of a folder with a config go along anyway.
     """
 
     path: Path
@@ -44,6 +51,8 @@ class PushRequest:
     license: str = "mit"
     model: str | None = None
     run: Path | None = None
+    bank: Path | None = None
+    calibration: Path | None = None
 
 
 def stage(request: PushRequest, folder: Path) -> str:
@@ -76,6 +85,8 @@ def _from_checkpoint(path: Path, request: PushRequest, run: Path | None, folder:
     config = _config(path, about, request.model, tensors)
     samples, epochs = record.count(training.get("samples_seen")), record.count(checkpoint.get("epoch"))
     logs = run / "checkpoints" if run else path.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    bank_size, calibration = _stage_bank(request, folder, tensors)
     metrics, bins = _last(logs / record.RESULTS, epochs), _last(logs / record.UNCERTAINTY, epochs)
     history = [] if samples is None else record.read_lines(logs / record.HISTORY, "samples", samples)
     facts = Facts(
@@ -91,9 +102,10 @@ def _from_checkpoint(path: Path, request: PushRequest, run: Path | None, folder:
         history=[numbers for line in history if "samples" in (numbers := record.numbers(line))],
         bins={name: pair for name, pair in bins.items() if record.is_name(name) and _is_curve(pair)},
         base_models=names.base_models(about.get("hyperparameters", {}), config["model_cfg"]),
+        bank_size=bank_size,
+        calibration=calibration,
     )
     tokenizer = _tokenizer(path, config)
-    folder.mkdir(parents=True, exist_ok=True)
     export.write_folder(folder, tensors, config, card.write_card(folder, facts), tokenizer)
     if facts.step is None:
         return f"Weights of {path.name}"
@@ -209,6 +221,7 @@ def _copy_local_dir(request: PushRequest, folder: Path) -> str:
         tensors = weights.read_state_dict(folder / repos.WEIGHTS_FILE)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{source} is not a folder that open_clip exports: {error}") from None
+    bank_size, calibration = _stage_bank(request, folder, tensors)
     text_cfg = config["model_cfg"]["text_cfg"]
     if text_cfg.get("hf_tokenizer_name"):
         repos.check_tokenizer(folder, str(source))
@@ -216,9 +229,40 @@ def _copy_local_dir(request: PushRequest, folder: Path) -> str:
         (folder / repos.CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     if not (folder / export.CARD).exists():
         parameters = sum(tensor.numel() for tensor in tensors.values())
-        facts = Facts(request.repo_id, config, parameters, request.license)
+        facts = Facts(
+            request.repo_id, config, parameters, request.license, bank_size=bank_size, calibration=calibration
+        )
         (folder / export.CARD).write_text(card.write_card(folder, facts), encoding="utf-8")
     return f"Weights of {source.resolve().name}"
+
+
+def _stage_bank(
+    request: PushRequest, folder: Path, tensors: dict[str, Tensor]
+) -> tuple[int | None, Calibration | None]:
+    """The size of the bank and the calibration, where there are such files to push, which must be sound and of these
+    weights."""
+    sources = {}
+    for name, given in ((BANK_FILE, request.bank), (CALIBRATION_FILE, request.calibration)):
+        if given is not None:
+            _copy(given.resolve(), folder / name)
+        if (folder / name).exists():
+            sources[name] = given or request.path / name
+    bank = calibration = None
+    try:
+        if BANK_FILE in sources:
+            bank = load_bank(folder / BANK_FILE, weights_fingerprint(tensors))
+        if CALIBRATION_FILE in sources:
+            calibration = load_calibration(folder / CALIBRATION_FILE)
+    except ValueError as error:  # the user knows the files by their own names
+        reason = str(error)
+        for name, source in sources.items():
+            reason = reason.replace(str(folder / name), str(source))
+        raise ValueError(reason) from None
+    if calibration is not None and calibration.estimator == "bank" and bank is None:
+        raise ValueError(f"{sources[CALIBRATION_FILE]} was fitted with a bank: push that too, by --bank FILE.")
+    if calibration is not None:
+        check_calibration(calibration, bank, str(sources[CALIBRATION_FILE]))
+    return None if bank is None else len(bank), calibration
 
 
 def _check_exported(config: Any, where: str) -> None:
