@@ -1,8 +1,8 @@
-"""`pcmepp demo` at its smallest: real training in a process of its own, twice. The full size is test_system_demo.py."""
+"""`pcmepp demo` at its smallest: real trainings in processes of their own. The full size is test_system_demo.py."""
 
 import json
 import math
-from types import SimpleNamespace
+import tarfile
 
 import numpy as np
 import open_clip
@@ -14,81 +14,127 @@ from PIL import Image
 
 import pcmepp_openclip as pp
 from pcmepp_openclip import cli
-from pcmepp_openclip.demo import command, dataset, figure, measure, pages
+from pcmepp_openclip.ambiguity import renyi_entropy
+from pcmepp_openclip.ambiguity.store import load_bank
+from pcmepp_openclip.demo import command, dataset, figure, goals, pages, results, seeds
 from pcmepp_openclip.demo.drawing import render
+from pcmepp_openclip.models.fingerprint import bank_fingerprint
+
+SMALL = ["--size", "256", "--steps", "2"]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """The folders and the output of two runs with the same seed."""
+    """The folders of two runs: of the seeds 3 and 4, and of seed 4 alone."""
     folder = tmp_path_factory.mktemp("demo")
     patch = pytest.MonkeyPatch()
-    patch.setattr(command, "HELD_OUT", 60)
-    patch.setattr(command, "ZEROSHOT", 24)
+    patch.setattr(seeds, "HELD_OUT", 60)
+    patch.setattr(seeds, "ZEROSHOT", 24)
+    patch.setattr(results, "HELD_OUT", 60)
+    patch.setattr(results, "BANK", 200)
     try:
-        for name in ("one", "two"):
-            assert cli.main(["demo", "--size", "256", "--steps", "2", "--seed", "3", "--out", str(folder / name)]) == 0
+        for name, flags in (("one", ["--seed", "3", "--seeds", "2"]), ("two", ["--seed", "4", "--seeds", "1"])):
+            assert cli.main(["demo", *SMALL, *flags, "--out", str(folder / name)]) == 0
     finally:
         patch.undo()
     return folder / "one", folder / "two"
 
 
+def found(folder):
+    return json.loads((folder / "demo.json").read_text())
+
+
 def test_the_same_seed_gives_the_same_numbers(runs):
-    one, two = (json.loads((folder / "demo.json").read_text()) for folder in runs)
-    assert one == two and one["seed"] == 3 and one["steps"] == 2
-    assert set(one["reached"]) == {target.name for target in measure.GOALS}
-    for name, reached in one["reached"].items():
-        target = next(target for target in measure.GOALS if target.name == name)
-        assert reached == target.reached(one["numbers"][name])
+    one, two = map(found, runs)
+    assert one["seeds"] == [3, 4] and two["seeds"] == [4] and one["steps"] == 2
+    assert one["numbers"]["4"] == two["numbers"]["4"] != one["numbers"]["3"]
 
 
-def test_the_exported_folder_is_the_trained_model(runs):
+def test_each_target_has_its_spread_by_both_estimators(runs):
+    one = found(runs[0])
+    by_name = {target["name"]: target for target in one["targets"]}
+    assert set(by_name) == {prefix + goal.name for goal in goals.GOALS for prefix in ("", "bank/")}
+    for goal in goals.GOALS:
+        for name in (goal.name, f"bank/{goal.name}"):
+            values = [one["numbers"][seed][name] for seed in ("3", "4")]
+            target = by_name[name]
+            assert target["mean"] == pytest.approx(sum(values) / 2)
+            assert (target["min"], target["max"]) == (min(values), max(values))
+            assert target["reached"] == sum(map(goal.reached, values))
+
+
+def test_the_exported_folder_is_the_trained_model_of_the_first_seed_with_its_bank(runs):
     out = runs[0]
-    model = open_clip.create_model(f"local-dir:{out / 'model'}").eval()
-    assert isinstance(model, pp.PCMEppCLIP)
-    trained = torch.load(out / "run/checkpoints/epoch_1.pt", weights_only=True)["state_dict"]
+    model, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{out / 'model'}")
+    assert isinstance(model, pp.PCMEppCLIP) and model.pcmepp_cfg.match_logit == "tied"
+    trained = torch.load(out / "seed-3/run/checkpoints/epoch_1.pt", weights_only=True)["state_dict"]
     assert all(torch.equal(value, trained[name]) for name, value in model.state_dict().items())
+    bank = load_bank(out / "model/bank.safetensors", bank_fingerprint(model))
+    assert len(bank) == 200 and bank.scale == pytest.approx(model.logit_scale.exp().item())
+    with tarfile.open(out / "data/train/00000.tar") as tar:
+        image, text = (tar.extractfile(f"000007.{suffix}") for suffix in ("png", "txt"))
+        with torch.inference_mode():
+            mean = model.eval().encode_image(preprocess(Image.open(image))[None], normalize=True)[0]
+            words = model.encode_text(open_clip.get_tokenizer("PCMEpp-tiny")([text.read().decode()]), normalize=True)[0]
+    torch.testing.assert_close(bank.images_BD[7], mean, rtol=0, atol=2e-3)  # the file has half precision
+    torch.testing.assert_close(bank.texts_BD[7], words, rtol=0, atol=2e-3)
+
+
+def test_a_bank_fits_the_same_means_with_other_variances(tiny):
+    """What it is named by is what the means depend on."""
+    before = bank_fingerprint(tiny)
+    with torch.no_grad():
+        tiny.visual.uncertainty_proj.add_(1)
+    assert bank_fingerprint(tiny) == before
+    with torch.no_grad():
+        tiny.visual.proj.add_(1)
+    assert bank_fingerprint(tiny) != before
 
 
 def test_the_report_says_what_was_reached(runs):
-    page = (runs[0] / "report/index.html").read_text()
-    result = json.loads((runs[0] / "demo.json").read_text())
-    for target in measure.GOALS:
-        assert target.words in page and f"{result['numbers'][target.name]:.2f}" in page
-    assert page.count("<td>not reached</td>") == sum(not reached for reached in result["reached"].values())
+    page, one = (runs[0] / "report/index.html").read_text(), found(runs[0])
+    for goal in goals.GOALS:
+        assert goal.words in page
+    for target in one["targets"]:
+        assert f"{target['mean']:.3f} ({target['min']:.3f} to {target['max']:.3f})" in page
+    assert page.count("<td>not reached (") == sum(target["reached"] < 2 for target in one["targets"])
     for name in ("captions", "images", "bins"):
-        assert (runs[0] / "report" / f"{name}.png").stat().st_size > 1000
+        for estimator in goals.ESTIMATORS:
+            assert (runs[0] / "report" / f"{name}-{estimator}.png").stat().st_size > 1000
 
 
-def test_the_figure_shows_numbers_of_the_model(runs):
-    """Every image and caption in it stands beside the uncertainty that the exported model gives it."""
-    held_out = dataset.draw_held_out(60, 3)
-    model, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{runs[0] / 'model'}")
-    tokenizer, model = open_clip.get_tokenizer("PCMEpp-tiny"), model.eval()
-    with torch.inference_mode():
-        images = model.encode_image_gaussian(torch.stack([preprocess(render(s)) for s in held_out.scenes]))
-        texts = model.encode_text_gaussian(tokenizer(list(map(str, held_out.captions))))
-    fits_MN = torch.tensor([[caption.fits(scene) for scene in held_out.scenes] for caption in held_out.captions])
-    drawn = figure.draw(held_out, images, texts, SimpleNamespace(fits_MN=fits_MN))
-    *shown, bars = drawn.findobj(Axes)
+def test_the_figure_shows_numbers_of_the_bank(runs, monkeypatch):
+    """Every image and caption in it stands beside the share that the exported model and its bank give it."""
+    monkeypatch.setattr(results, "HELD_OUT", 60)
+    monkeypatch.setattr(results, "BANK", 200)
+    result = results.result_of(seeds.Seed(runs[0], 3, first=True))
+    held_out, bank = dataset.draw_held_out(60, 3), result.bank
+
+    def share(mean, references, own):
+        logits = bank.scale * references @ own.T
+        logits.fill_diagonal_(-math.inf)
+        hubness = logits.logsumexp(dim=1) - math.log(199)
+        return (renyi_entropy(bank.scale * mean @ references.T - hubness).exp() / 200).tolist()
+
+    image_share = share(result.images.mean, bank.texts_BD, bank.images_BD)
+    text_share = share(result.texts.mean, bank.images_BD, bank.texts_BD)
+    *shown, bars = figure.draw(result).findobj(Axes)
     by_value = {}
-    for scene, u in zip(held_out.scenes, images.uncertainty.tolist(), strict=True):
-        by_value.setdefault(f"{u:.3f}", []).append(np.asarray(render(scene)))
+    for scene, value in zip(held_out.scenes, image_share, strict=True):
+        by_value.setdefault(figure.percent(value), []).append(np.asarray(render(scene)))
     assert len(shown) == figure.IMAGES
     for axes in shown:
         pixels = axes.images[0].get_array()
         assert any(np.array_equal(pixels, scene) for scene in by_value[axes.get_xlabel()])
-    labels = [axes.get_xlabel() for axes in shown]
-    assert labels == sorted(labels) and {labels[0], labels[-1]} == {
-        f"{images.uncertainty.min():.3f}",
-        f"{images.uncertainty.max():.3f}",
-    }
+    assert shown[0].get_xlabel() == figure.percent(min(image_share))
+    assert shown[-1].get_xlabel() == figure.percent(max(image_share))
     captions = [label.get_text() for label in bars.get_yticklabels()]
     assert len(set(captions)) == figure.CAPTIONS
     words = [text.get_text() for text in bars.texts]
-    for caption, value, number in zip(captions, words[::2], words[1::2], strict=True):
+    fits = [[caption.fits(scene) for scene in held_out.scenes] for caption in held_out.captions]
+    for caption, value, true_share in zip(captions, words[::2], words[1::2], strict=True):
         i = [str(c) for c in held_out.captions].index(caption)
-        assert value == f"{texts.uncertainty[i]:.3f}" and number == f"fits {int(fits_MN[i].sum())}"
+        assert value == figure.percent(text_share[i]) and true_share == figure.percent(sum(fits[i]) / 60)
     assert Image.open(runs[0] / "uncertainty.png").size == (1400, 602)
 
 
@@ -99,9 +145,11 @@ def test_the_figure_of_the_readme_is_light():
 
 
 def test_training_ran_as_pcmepp_train_does(runs):
-    log = (runs[0] / "run/out.log").read_text()
-    assert "Match_loss" in log and "256 usable samples" in log
-    assert (runs[0] / "run/done").exists()
+    for seed in (3, 4):
+        log = (runs[0] / f"seed-{seed}/run/out.log").read_text()
+        assert "Match_loss" in log and "256 usable samples" in log
+        assert (runs[0] / f"seed-{seed}/run/done").exists()
+    assert (runs[0] / "seed-4/train.log").stat().st_size > 0 and not (runs[0] / "seed-3/train.log").exists()
 
 
 @pytest.mark.parametrize(
@@ -118,12 +166,15 @@ def test_a_mistake_is_one_sentence(runs, args, words, capsys):
 
 
 def test_a_training_that_fails_is_said(monkeypatch, tmp_path, capfd):
-    monkeypatch.setattr(command, "train_flags", lambda args, shards: ["--model", "no-such-model"])
-    monkeypatch.setattr(command, "HELD_OUT", 10)
-    assert cli.main(["demo", "--size", "128", "--steps", "1", "--out", str(tmp_path / "out")]) == 2
-    assert "training failed with exit code" in capfd.readouterr().err
+    monkeypatch.setattr(command, "train_flags", lambda seed, steps, shards: ["--model", "no-such-model"])
+    monkeypatch.setattr(seeds, "HELD_OUT", 10)
+    assert cli.main(["demo", *SMALL, "--seeds", "1", "--out", str(tmp_path / "out")]) == 2
+    assert "the training of seed 0 failed with exit code" in capfd.readouterr().err
 
 
 def test_the_report_survives_numbers_that_do_not_exist():
-    section = pages._targets({target.name: math.nan for target in measure.GOALS})
-    assert all(row[-1] == "not reached" and row[1] == "nan" for row in section.rows)
+    numbers = {name: math.nan for goal in goals.GOALS for name, _ in goal.beside}
+    numbers |= {prefix + goal.name: math.nan for goal in goals.GOALS for prefix in ("", "bank/")}
+    section = pages._targets([numbers])
+    rows = [row for row in section.rows if not row[0].startswith("beside")]
+    assert all(row[2:] == ["nan", "not reached (0 of 1 seeds)"] * 2 for row in rows) and len(rows) == len(goals.GOALS)

@@ -14,6 +14,9 @@ from markdown_files import blocks
 
 import pcmepp_openclip as pp
 from pcmepp_openclip import cli
+from pcmepp_openclip.ambiguity.store import BANK_FILE, load_bank
+from pcmepp_openclip.demo.goals import ESTIMATORS, GOALS
+from pcmepp_openclip.models.fingerprint import bank_fingerprint
 
 pytestmark = pytest.mark.system
 
@@ -37,9 +40,15 @@ def demo(tmp_path_factory) -> Path:
 
 
 def test_the_numbers_are_those_of_the_docs(demo):
-    numbers, spread = json.loads((demo / "demo.json").read_text())["numbers"], stated()
-    assert len(spread) >= 8
-    outside = {name: (numbers[name], *ends) for name, ends in spread.items() if not ends[0] <= numbers[name] <= ends[1]}
+    """Those of every seed."""
+    found, spread = json.loads((demo / "demo.json").read_text()), stated()
+    assert found["seeds"] == [0, 1, 2] and len(spread) >= 16
+    outside = {
+        (seed, name): (numbers[name], low, high)
+        for seed, numbers in found["numbers"].items()
+        for name, (low, high) in spread.items()
+        if not low <= numbers[name] <= high
+    }
     assert not outside
 
 
@@ -47,11 +56,11 @@ def test_the_exported_model_tells_vague_from_exact(demo):
     model = open_clip.create_model(f"local-dir:{demo / 'model'}").eval()
     assert isinstance(model, pp.PCMEppCLIP)
     tokenizer = open_clip.get_tokenizer(f"local-dir:{demo / 'model'}")
+    bank = load_bank(demo / "model" / BANK_FILE, bank_fingerprint(model))
     with torch.inference_mode():
-        vague, exact = model.encode_text_gaussian(
-            tokenizer(["a shape", "a small red circle left of a large blue square"])
-        ).uncertainty.tolist()
-    assert vague > exact
+        texts = model.encode_text_gaussian(tokenizer(["a shape", "a small red circle left of a large blue square"]))
+    for vague, exact in (texts.uncertainty.tolist(), bank.share(texts.mean, "texts").tolist()):
+        assert vague > exact
 
 
 def test_the_readme_shows_what_its_example_prints(demo, monkeypatch, capsys):
@@ -59,25 +68,28 @@ def test_the_readme_shows_what_its_example_prints(demo, monkeypatch, capsys):
     example, shown = [block.text for block in blocks(REPO / "README.md") if block.language in ("python", "text")][:2]
     monkeypatch.chdir(demo.parent)
     exec(compile(example, "README.md", "exec"), {})
-    number = re.compile(r"\d\.\d+")
+    number = re.compile(r"-?\d\.\d+")
     printed = capsys.readouterr().out
     assert number.sub("#", printed) == number.sub("#", shown)
     got, stated = (list(map(float, number.findall(text))) for text in (printed, shown))
-    assert got == pytest.approx(stated, rel=0.3)
-    uncertainty, distance = got[::2], got[1::2]
-    assert uncertainty[0] > uncertainty[2] and min(distance) == distance[2] and max(distance) == distance[3]
+    assert got == pytest.approx(stated, abs=0.25)
+    share, related, true = got[::3], got[1::3], got[2::3]
+    assert share[0] > share[1] > share[2] and max(related) == related[2]
+    assert min(related) == related[3] and min(true) == true[3]
 
 
 def test_the_report_in_a_browser(demo, tmp_path):
     page = demo / "report/index.html"
-    assert page.read_text().count("reached</td>") == 6
+    text = page.read_text()
+    assert text.count("<td>reached in 3 of 3 seeds</td>") + text.count("<td>not reached (") == 2 * len(GOALS)
     names = {path.name for path in page.parent.iterdir()}
-    assert names == {"index.html", "captions.png", "images.png", "bins.png"}
+    plots = {f"{name}-{by}.png" for name in ("captions", "images", "bins") for by in ESTIMATORS}
+    assert names == {"index.html"} | plots
     assert faults(page, tmp_path) == []
 
 
 def test_clip_benchmark_agrees(demo, tmp_path):
-    weights = ["--model", "PCMEpp-tiny", "--pretrained", str(demo / "run/checkpoints/epoch_1.pt")]
+    weights = ["--model", "PCMEpp-tiny", "--pretrained", str(demo / "seed-0/run/checkpoints/epoch_1.pt")]
     data = {name: demo / "data" / name for name in ("retrieval", "zeroshot")}
     flags = [f"--{name}={folder}" for name, folder in data.items()]
     assert cli.main(["eval", *weights, *flags, "--out", str(tmp_path / "out"), "--workers", "0"]) == 0
@@ -90,7 +102,8 @@ def test_clip_benchmark_agrees(demo, tmp_path):
         assert done.returncode == 0, done.stderr[-2000:]
         theirs[name] = json.loads((tmp_path / f"{name}.json").read_text())["metrics"]
     own = ours["retrieval"]["retrieval"]["metrics"]
-    assert theirs["retrieval"]["image_retrieval_recall@5"] == pytest.approx(own["text_to_image_R@5"], abs=1e-6)
+    # Scenes whose only shape is covered in the colour of the background are equal images, which each breaks ties of.
+    assert theirs["retrieval"]["image_retrieval_recall@5"] == pytest.approx(own["text_to_image_R@5"], abs=2e-3)
     # Captions of the same words tie, and each tool breaks ties its own way.
     assert theirs["retrieval"]["text_retrieval_recall@5"] == pytest.approx(own["image_to_text_R@5"], abs=0.05)
     own = ours["zeroshot"]["zeroshot"]["metrics"]

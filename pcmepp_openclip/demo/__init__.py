@@ -1,3 +1,4 @@
-"""`pcmepp demo`: scenes are drawn, a small model is trained on them, and a report says what its uncertainty means.
+"""`pcmepp demo`: scenes are drawn, small models are trained on them, and a report says what their uncertainty means.
 
-In the order of a run: `scenes`, `drawing`, `dataset`, `command`, `measure`, `figure`, `pages`."""
+In the order of a run: `scenes`, `drawing`, `dataset`, `seeds`, `command`, `results`, `measure`, `goals`, `figure`,
+`pages`."""

@@ -1,10 +1,10 @@
-"""Scenes as images of 32 x 32 pixels: clean, blurred, or half covered."""
+"""Scenes as images of 32 x 32 pixels: clean, blurred, or half covered in one of several ways."""
 
 from random import Random
 
 from PIL import Image, ImageDraw, ImageFilter
 
-from .scenes import Scene, Thing
+from .scenes import COVERS, Scene, Thing
 
 SIDE = 32
 RADIUS = {"small": 4.0, "large": 7.0}
@@ -16,8 +16,10 @@ INKS = {
     "purple": (150, 60, 170),
     "black": (30, 30, 30),
 }
-PAPER, COVER = (245, 245, 240), (150, 150, 150)
+PAPER, GREY = (245, 245, 240), (150, 150, 150)
 BLUR = 4.0
+HALF, GRAIN = SIDE // 2, 4  # GRAIN: the side of a square of noise
+HALVES = ((0, 0, HALF, SIDE), (HALF, 0, SIDE, SIDE), (0, 0, SIDE, HALF), (0, HALF, SIDE, SIDE))
 
 
 def render(scene: Scene) -> Image.Image:
@@ -25,18 +27,56 @@ def render(scene: Scene) -> Image.Image:
     random = Random(scene.jitter)
     image = Image.new("RGB", (SIDE, SIDE), PAPER)
     pen = ImageDraw.Draw(image)
-    ends = (8, SIDE - 8)  # each thing stands in a quarter of the image; two share a row or a column, not both
-    x, y = random.choice(ends), random.choice(ends)
-    centres = {None: [(x, y)], "left of": [(ends[0], y), (ends[1], y)], "above": [(x, ends[0]), (x, ends[1])]}
-    for thing, (x, y) in zip(scene.things, centres[scene.relation], strict=True):
+    places = _places(scene, random)
+    for thing, (x, y) in zip(scene.things, places, strict=True):
         _draw(pen, thing, x + random.uniform(-1, 1), y + random.uniform(-1, 1))
     if scene.condition == "blurred":
         image = image.filter(ImageFilter.GaussianBlur(BLUR))
     elif scene.condition == "covered":
-        half, end = SIDE // 2, SIDE - 1
-        boxes = ((0, 0, half, end), (half, 0, end, end), (0, 0, end, half), (0, half, end, end))
-        pen.rectangle(random.choice(boxes), fill=COVER)
+        _cover(image, scene.cover, _covered_half(places, random), random)
     return image
+
+
+def visible(scene: Scene) -> int:
+    """How many things of the scene are not behind its cover."""
+    if scene.condition != "covered":
+        return len(scene.things)
+    random = Random(scene.jitter)
+    places = _places(scene, random)
+    for _ in scene.things:  # as `render` draws them
+        random.uniform(-1, 1), random.uniform(-1, 1)
+    half = _covered_half(places, random)
+    return sum(not _inside(place, half) for place in places)
+
+
+def _places(scene: Scene, random: Random) -> list[tuple[int, int]]:
+    """The centre of each thing: each stands in a quarter of the image; two share a row or a column, not both."""
+    ends = (8, SIDE - 8)
+    x, y = random.choice(ends), random.choice(ends)
+    if scene.relation is None:
+        return [(x, y)]
+    return [(end, y) if scene.relation == "left of" else (x, end) for end in ends]
+
+
+def _covered_half(places: list[tuple[int, int]], random: Random) -> tuple[int, int, int, int]:
+    """A half of the image that hides at least one thing: a cover that hides nothing would be no loss."""
+    return random.choice([half for half in HALVES if any(_inside(place, half) for place in places)])
+
+
+def _inside(place: tuple[int, int], box: tuple[int, int, int, int]) -> bool:
+    return box[0] <= place[0] < box[2] and box[1] <= place[1] < box[3]
+
+
+def _cover(image: Image.Image, cover: str, box: tuple[int, int, int, int], random: Random) -> None:
+    """Cover a half with the colour of the paper, where nothing hints at it, with grey, or with coloured squares."""
+    assert cover in COVERS, cover
+    if cover != "noise":
+        image.paste({"paper": PAPER, "grey": GREY}[cover], box)
+        return
+    inks = [*INKS.values(), PAPER]
+    for x in range(box[0], box[2], GRAIN):
+        for y in range(box[1], box[3], GRAIN):
+            image.paste(random.choice(inks), (x, y, x + GRAIN, y + GRAIN))
 
 
 def _draw(pen: ImageDraw.ImageDraw, thing: Thing, x: float, y: float) -> None:

@@ -1,9 +1,9 @@
-"""The demo's results in one image: held-out images and captions in order of their uncertainty.
+"""The demo's results in one image: held-out images and captions in order of their ambiguity, as the bank sees it.
 
-figure = draw(held_out, images, texts, truth)
+figure = draw(result)
 plots.png(figure, Path("uncertainty.png"))
 
-Nothing is hand-picked: the items are those at equal steps from the most certain to the most uncertain one.
+Nothing is hand-picked: the items are those at equal steps from the least to the most ambiguous one.
 """
 
 from dataclasses import dataclass
@@ -13,21 +13,21 @@ import torch
 from torch import Tensor
 
 from ..gaussian import Gaussian
-from .dataset import HeldOut
 from .drawing import render
-from .measure import Truth
+from .results import Result
 
 IMAGES, CAPTIONS, COLUMNS = 12, 9, 4
+BAR_END, NUMBER_ENDS = 0.58, (0.79, 1.0)  # of the bar of a caption that fits everything, and of the two numbers
 PAPER, INK, FAINT, BAR = "#ffffff", "#1f2328", "#59636e", "#4c78a8"  # on its own ground: readable in light and dark
 
 
 @dataclass(frozen=True)
 class Wording:
-    """A caption's text, its uncertainty, and how many of the held-out images it is true of."""
+    """A caption's text, the share of images that it fits by the bank, and the share that it is true of."""
 
     text: str
-    uncertainty: float
-    images: int
+    share: float
+    true_share: float
 
 
 def equal_steps(uncertainty_N: Tensor, count: int) -> list[int]:
@@ -36,65 +36,68 @@ def equal_steps(uncertainty_N: Tensor, count: int) -> list[int]:
     return order_N[torch.linspace(0, len(order_N) - 1, min(count, len(order_N))).round().long()].tolist()
 
 
-def wordings(held_out: HeldOut, texts: Gaussian, truth: Truth) -> list[Wording]:
-    """`CAPTIONS` different captions at equal steps of uncertainty; captions of the same words count once."""
-    first = list({str(caption): i for i, caption in reversed(list(enumerate(held_out.captions)))}.values())
-    uncertainty_M, images_M = texts.uncertainty, truth.fits_MN.sum(dim=1)
-    shown = [first[i] for i in equal_steps(uncertainty_M[first], CAPTIONS)]
-    return [Wording(str(held_out.captions[i]), uncertainty_M[i].item(), int(images_M[i])) for i in shown]
+def wordings(result: Result) -> list[Wording]:
+    """`CAPTIONS` different captions at equal steps of ambiguity; captions of the same words count once."""
+    captions = list(map(str, result.held_out.captions))
+    first = list({text: i for i, text in reversed(list(enumerate(captions)))}.values())
+    share_M, true_M = _share(result, result.texts, "texts"), result.truth.fits_MN.float().mean(dim=1)
+    shown = [first[i] for i in equal_steps(share_M[first], CAPTIONS)]
+    return [Wording(captions[i], share_M[i].item(), true_M[i].item()) for i in shown]
 
 
-def draw(held_out: HeldOut, images: Gaussian, texts: Gaussian, truth: Truth) -> Any:
-    """A matplotlib figure: images with their uncertainties on the left, captions with theirs on the right."""
+def draw(result: Result) -> Any:
+    """A matplotlib figure: images on the left, captions on the right, each with the share that it fits."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10.0, 4.3), facecolor=PAPER)
     halves: Any = figure.subfigures(1, 2, width_ratios=(4.2, 5.8))
-    left, right = halves
-    for part, title in ((left, "Images, from certain to uncertain"), (right, "Captions, from certain to uncertain")):
+    titles = ("Images, from clear to ambiguous", "Captions, from exact to vague")
+    for part, title in zip(halves, titles, strict=True):
         part.set_facecolor(PAPER)
         part.text(0.03, 0.93, title, color=INK, fontsize=12, fontweight="bold")
-    shown = equal_steps(images.uncertainty, IMAGES)
-    grid = left.add_gridspec(IMAGES // COLUMNS, COLUMNS, left=0.03, right=0.97, bottom=0.09, top=0.88, hspace=0.35)
-    for place, i in enumerate(shown):
-        axes = left.add_subplot(grid[divmod(place, COLUMNS)])
-        axes.imshow(render(held_out.scenes[i]), interpolation="nearest")
+    _draw_images(halves[0], result)
+    _draw_captions(halves[1], wordings(result))
+    note = "share of captions or images that it fits, estimated from a bank; ticks: images that it is true of"
+    figure.text(0.988, 0.025, note, color=FAINT, fontsize=9, ha="right")
+    return figure
+
+
+def _draw_images(part: Any, result: Result) -> None:
+    share_N = _share(result, result.images, "images")
+    grid = part.add_gridspec(IMAGES // COLUMNS, COLUMNS, left=0.03, right=0.97, bottom=0.09, top=0.88, hspace=0.35)
+    for place, i in enumerate(equal_steps(share_N, IMAGES)):
+        axes = part.add_subplot(grid[divmod(place, COLUMNS)])
+        axes.imshow(render(result.held_out.scenes[i]), interpolation="nearest")
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set_color(FAINT)
-        axes.set_xlabel(f"{images.uncertainty[i]:.3f}", color=INK, fontsize=10, labelpad=3)
-    rows = wordings(held_out, texts, truth)
-    axes = right.add_axes((0.6, 0.09, 0.38, 0.75))
-    values = [row.uncertainty for row in rows]
-    axes.barh(range(len(rows)), values, color=BAR, height=0.6)
-    axes.set(ylim=(len(rows) - 0.5, -0.5), xlim=(0, 2.1 * max(values)), xticks=[], facecolor=PAPER)
-    axes.set_yticks(range(len(rows)), [row.text for row in rows], color=INK, fontsize=10)
+        axes.set_xlabel(percent(share_N[i].item()), color=INK, fontsize=10, labelpad=3)
+
+
+def _draw_captions(part: Any, rows: list[Wording]) -> None:
+    axes = part.add_axes((0.6, 0.09, 0.38, 0.75))
+    low = min(min(row.share, row.true_share) for row in rows) / 2
+    high, lines = low ** (1 - 1 / BAR_END), range(len(rows))
+    axes.set_xscale("log")
+    axes.barh(lines, [row.share - low for row in rows], left=low, color=BAR, height=0.6)
+    axes.scatter([row.true_share for row in rows], lines, marker="|", s=260, linewidths=2.2, color=INK, zorder=3)
+    axes.set(ylim=(len(rows) - 0.5, -0.5), xlim=(low, high), facecolor=PAPER)
+    axes.set_xticks([], minor=True)
+    axes.set_xticks([])
+    axes.set_yticks(lines, [row.text for row in rows], color=INK, fontsize=10)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     for y, row in enumerate(rows):
-        axes.annotate(
-            f"{row.uncertainty:.3f}",
-            (row.uncertainty, y),
-            (4, 0),
-            textcoords="offset points",
-            va="center",
-            color=INK,
-            fontsize=10,
-        )
-        axes.annotate(
-            f"fits {row.images:,}",
-            (1, y),
-            xycoords=("axes fraction", "data"),
-            va="center",
-            ha="right",
-            color=FAINT,
-            fontsize=10,
-        )
-    figure.text(
-        0.988,
-        0.025,
-        f"uncertainty = sum of the variances; fits: images of {len(held_out.scenes):,} that the caption is true of",
-        color=FAINT,
-        fontsize=9,
-        ha="right",
-    )
-    return figure
+        shares = (percent(row.share), percent(row.true_share))
+        for x, text, colour in zip(NUMBER_ENDS, shares, (INK, FAINT), strict=True):
+            where = {"xycoords": ("axes fraction", "data"), "va": "center", "ha": "right", "fontsize": 10}
+            axes.annotate(text, (x, y), color=colour, **where)
+    for x, text, colour in zip(NUMBER_ENDS, ("bank", "true"), (INK, FAINT), strict=True):
+        part.text(0.6 + 0.38 * x, 0.86, text, color=colour, fontsize=10, ha="right")
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %" if share < 0.0995 else f"{100 * share:.0f} %"
+
+
+def _share(result: Result, items: Gaussian, of: str) -> Tensor:
+    return result.bank.share(items.mean, of)

@@ -16,6 +16,7 @@ COLOURS = ("red", "green", "blue", "yellow", "purple", "black")
 SHAPES = ("circle", "square", "triangle", "cross")
 RELATIONS = ("left of", "above", "right of", "below")  # two further on is the opposite
 CONDITIONS = ("clean", "blurred", "covered")
+COVERS = ("paper", "grey", "noise")  # the first one is invisible: it has the colour of the background
 CLEAN_SHARE, TWO_SHARE = 0.6, 2 / 3
 
 
@@ -48,12 +49,14 @@ class Scene:
         relation: of the first to the second, "left of" or "above"; None for one thing.
         condition: "clean", "blurred" or "covered": the facts stay the same, but less of them can be seen.
         jitter: seed of what no caption speaks of: exact places, and which half is covered.
+        cover: what a covered scene is covered with, one of `COVERS`; "none" for the others.
     """
 
     things: tuple[Thing, ...]
     relation: str | None = None
     condition: str = "clean"
     jitter: int = 0
+    cover: str = "none"
 
 
 @dataclass(frozen=True)
@@ -94,8 +97,9 @@ def draw_scene(random: Random, things: int | None = None) -> Scene:
     number = things or (2 if random.random() < TWO_SHARE else 1)
     chosen = tuple(Thing(random.choice(SIZES), random.choice(COLOURS), random.choice(SHAPES)) for _ in range(number))
     condition = "clean" if random.random() < CLEAN_SHARE else random.choice(CONDITIONS[1:])
+    cover = random.choice(COVERS) if condition == "covered" else "none"
     relation = random.choice(RELATIONS[:2]) if number == 2 else None
-    return Scene(chosen, relation, condition, random.getrandbits(32))
+    return Scene(chosen, relation, condition, random.getrandbits(32), cover)
 
 
 def draw_caption(random: Random, scene: Scene) -> Caption:
