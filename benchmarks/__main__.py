@@ -4,6 +4,7 @@ python -m benchmarks                              all but those that take long
 python -m benchmarks loss step --out DIR          some of them
 python -m benchmarks --compare DIR/table.json     with the change against an earlier run
 python -m benchmarks models                       which of open_clip's models work, and at what cost
+python -m benchmarks drift                        what becomes of the uncertainty in a long run
 
 The table is printed, and written to table.md and table.json in the folder of --out.
 """
@@ -18,7 +19,10 @@ from pathlib import Path
 
 from . import results
 
-MODELS, WHAT_MODELS = "models", "every model of open_clip's; a command of its own, see `models --help`"
+COMMANDS = {  # each a module here with `main(argv)`
+    "models": "every model of open_clip's; a command of its own, see `models --help`",
+    "drift": "the meaning of the uncertainty over many steps; a command of its own, see `drift --help`",
+}
 NAMES = {  # each a module here with `rows()`
     "flops": "training FLOPs of the models",
     "data": "samples/s and memory of the loader",  # early: its workers are forked, and share what there is
@@ -28,6 +32,7 @@ NAMES = {  # each a module here with `rows()`
     "gather": "bytes that ranks exchange for the loss",
     "checkpoint": "saving and verified loading",
     "retrieval": "evaluation by CSD and by cosine",
+    "ambiguity": "the ambiguity of a text by a bank, beside its encoding",
     "hub": "training while a checkpoint is pushed",
     "step": "time and memory of training steps",
 }
@@ -35,14 +40,14 @@ APART = {"hub"}  # see docs/hub.md
 
 
 def main() -> None:
-    if sys.argv[1:2] == [MODELS]:
+    if sys.argv[1:2] and sys.argv[1] in COMMANDS:
         logging.disable(logging.WARNING)
-        return importlib.import_module(f"benchmarks.{MODELS}").main(sys.argv[2:])
+        return importlib.import_module(f"benchmarks.{sys.argv[1]}").main(sys.argv[2:])
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="\n".join(f"  {name:12} {what}" for name, what in (NAMES | {MODELS: WHAT_MODELS}).items()),
+        epilog="\n".join(f"  {name:12} {what}" for name, what in (NAMES | COMMANDS).items()),
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"see below; all but {', '.join(APART)} by default")
     parser.add_argument(

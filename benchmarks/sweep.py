@@ -10,6 +10,7 @@ of CLIP's.
 
 import argparse
 import dataclasses
+import json
 import math
 import sys
 import time
@@ -24,17 +25,19 @@ import torch
 from torch import Tensor
 
 import pcmepp_openclip as pp
+from pcmepp_openclip.ambiguity import Bank
 from pcmepp_openclip.config import PCMEppCfg
-from pcmepp_openclip.demo.drawing import render
+from pcmepp_openclip.demo.drawing import render, visible
+from pcmepp_openclip.demo.goals import ESTIMATORS, GOALS
 from pcmepp_openclip.demo.measure import Truth, measure
+from pcmepp_openclip.demo.results import BANK
 from pcmepp_openclip.demo.scenes import Caption, Scene, draw_caption, draw_scene, fitting
 from pcmepp_openclip.gaussian import Gaussian
 
 COLUMNS = (
-    "caption_uncertainty_spearman", "blurred_auroc", "covered_auroc", "csd_gain_mAP@R", "text_to_image_bins",
-    "image_to_text_bins", "text_to_image_mAP@R", "image_to_text_mAP@R", "text_to_image_own_R@1",
-    "image_to_text_own_R@1", "text_to_image_csd_mAP@R", "image_to_text_csd_mAP@R",
-    "blurred_auroc_of_1", "blurred_auroc_of_2",
+    *(prefix + goal.name for goal in GOALS for prefix in ESTIMATORS.values()),
+    "own_R@1", "text_to_image_mAP@R", "image_to_text_mAP@R", "wording_mAP@R", "wording_prior_mAP@R",
+    "bank/wording_prior_mAP@R", "wording_oracle_mAP@R", "blurred_auroc_of_1", "blurred_auroc_of_2",
 )  # fmt: skip
 
 
@@ -107,7 +110,9 @@ def truth_of(data: Pairs) -> Truth:
         data.tokens.unique(dim=0, return_inverse=True)[1],
         torch.tensor([len(str(caption).split()) for caption in data.captions]),
         torch.tensor([len(scene.things) for scene in data.scenes]),
+        torch.tensor([visible(scene) for scene in data.scenes]),
         [scene.condition for scene in data.scenes],
+        [scene.cover for scene in data.scenes],
     )
 
 
@@ -117,6 +122,24 @@ def shrink_vocabulary(config: dict, *datasets: Pairs) -> None:
     for data in datasets:
         data.tokens = torch.searchsorted(used, data.tokens)
     config["text_cfg"]["vocab_size"] = len(used)
+
+
+def build(config: dict, seed: int) -> tuple[Any, pp.PCMEppLoss]:
+    """A new model and the loss of its config."""
+    torch.manual_seed(seed)
+    model = pp.PCMEppCLIP(**config, output_dict=True)
+    cfg = PCMEppCfg.parse(config["pcmepp_cfg"])
+    options: dict[str, Any] = {"distance": cfg.distance, "reduction": cfg.reduction, **cfg.weights}
+    return model, pp.PCMEppLoss(train_means_by=cfg.train_means_by, **options)
+
+
+@torch.no_grad()
+def measured(model: Any, data: Pairs, images: Gaussian, texts: Gaussian, truth: Truth) -> dict[str, float]:
+    """The numbers of the demo, with a bank of the first training pairs."""
+    references = Pairs(data.pixels[:BANK], data.tokens[:BANK], data.scenes[:BANK], data.captions[:BANK])
+    seen = encode(model, references)
+    bank = Bank(seen[0].mean, seen[1].mean, model.logit_scale.exp().item())
+    return dict(measure(images, texts, truth, bank, model.match_scale.item()))
 
 
 def main() -> None:
@@ -143,7 +166,10 @@ def main() -> None:
     block = config["pcmepp_cfg"]
     for setting in args.settings:
         key, value = setting.split("=")
-        block[key] = value if key == "reduction" else float(value)
+        try:
+            block[key] = json.loads(value)
+        except json.JSONDecodeError:  # a word, such as reduction=sum
+            block[key] = value
     for tower in ("vision", "text"):
         for key in ("layers", "width"):
             config[f"{tower}_cfg"][key] = getattr(args, f"{tower}_{key}") or config[f"{tower}_cfg"][key]
@@ -154,19 +180,14 @@ def main() -> None:
     shrink_vocabulary(config, data, held_out)
     truth = truth_of(held_out)
 
-    torch.manual_seed(args.seed)
-    model = pp.PCMEppCLIP(**config, output_dict=True)
-    cfg = PCMEppCfg.parse(block)
-    terms = ("contrastive_weight", "match_weight", "vib_weight", "pp_weight", "reduction")
-    weights = {key: getattr(cfg, key) for key in terms}
-    loss = pp.PCMEppLoss(**weights)
+    model, loss = build(config, args.seed)
     start = time.monotonic()
     row: dict[str, Any] = {}
 
     def on_step(step: int, terms: dict[str, Tensor]) -> None:
         if step == args.steps or (args.every and step % args.every == 0):
             images, texts = encode(model, held_out)
-            numbers = dict(measure(images, texts, truth))
+            numbers = measured(model, data, images, texts, truth)
             row.update(
                 settings=" ".join(sys.argv[1:]), step=step, seconds=round(time.monotonic() - start),
                 **{name: round(numbers[name], 3) for name in COLUMNS},

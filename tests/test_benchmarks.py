@@ -13,7 +13,7 @@ import pytest
 import torch
 from helpers import REPO, run_python, slow_csd
 
-from benchmarks import flops, loss, measure, results, retrieval, step
+from benchmarks import ambiguity, flops, loss, measure, results, retrieval, step
 from benchmarks.measure import Row, added_memory, alone, resampled, row, turns
 from pcmepp_openclip import Gaussian, matching_loss
 
@@ -156,6 +156,12 @@ def test_retrieval_is_done_to_its_end():
         assert [ranking.distance for ranking in found] == [distance] * 2 and len(found[1].own_rank_N) == 100
 
 
+def test_each_text_gets_its_ambiguity_and_its_encoding():
+    found = ambiguity.entropies(16)()
+    assert len(found) == ambiguity.QUERIES and all(0 < float(entropy) < math.log(16) for entropy in found)
+    assert [x.shape for x in ambiguity.encodings()()] == [(1, ambiguity.DIM)] * ambiguity.QUERIES
+
+
 def test_a_step_trains_all_parameters(monkeypatch):
     models = []
     create = step.open_clip.create_model
@@ -230,3 +236,22 @@ def test_the_readme_shows_some_rows_of_the_table_unaltered():
 def test_mistakes(args, words):
     done = benchmarks(*args)
     assert done.returncode == 2 and words in done.stderr
+
+
+def test_drift_has_a_row_for_every_run_and_interval():
+    done = benchmarks(*("drift", "--steps", "20", "--every", "10", "--size", "256", "--runs", "learned_from_8", "tied"))
+    assert done.returncode == 0, done.stderr
+    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
+    assert [row[:2] for row in rows[1:]] == [[x, y] for x in ("learned_from_8", "tied") for y in ("10", "20")]
+    ratio = rows[0].index("match_ratio")
+    assert all(float(row[ratio]) > 1 for row in rows[1:3]) and all(float(row[ratio]) == 0.5 for row in rows[3:])
+
+
+def test_a_row_of_the_sweep_has_the_settings_that_were_asked_for():
+    done = run_python(
+        *("-m", "benchmarks.sweep", "--steps", "1", "--size", "256", "--warmup", "0", "--lr", "0"),
+        *("match_logit=tied", "match_ratio=0.4", "reduction=sum"),
+        cwd=REPO,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "| a 2.86 |" in done.stdout  # 0.4 times 14.3, half of it
