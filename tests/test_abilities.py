@@ -157,13 +157,17 @@ def test_forward_intermediates(tiny, tiny_batch, cut, checkpointing):
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_forward_intermediates_carry_the_gradient(tiny, tiny_batch, checkpointing):
-    def sigma_gradients(out):
-        return gradients(tiny, {name: out[name] for name in ("image_logvar", "text_logvar")})
+def test_forward_intermediates_carry_the_gradient(checkpointing):
+    """Where every term trains the means, and the towers learn from their log-variances."""
+    model = make_model("PCMEpp-tiny", pcmepp_cfg={"head_layers": 1, "init_logvar_bias": -5.0})
+    batch = make_batch(model)
 
-    expected = sigma_gradients(tiny(*tiny_batch))
-    tiny.set_grad_checkpointing(checkpointing)
-    assert_same_gradients(sigma_gradients(tiny.forward_intermediates(*tiny_batch)), expected)
+    def sigma_gradients(out):
+        return gradients(model, {name: out[name] for name in ("image_logvar", "text_logvar")})
+
+    expected = sigma_gradients(model(*batch))
+    model.set_grad_checkpointing(checkpointing)
+    assert_same_gradients(sigma_gradients(model.forward_intermediates(*batch)), expected)
 
 
 def test_forward_intermediates_in_part(tiny, tiny_batch):

@@ -14,12 +14,12 @@ import pytest
 from helpers import REPO
 
 PACKAGE = "pcmepp_openclip"
-MATHS = ("gaussian", "precision", "distances", "losses")
+MATHS = ("gaussian", "precision", "distances", "losses", "ambiguity.bank", "ambiguity.calibration")
 EVALUATORS = tuple(
     f"evaluation.{name}"
     for name in (
         *("retrieval", "coco", "conformal", "zeroshot", "bprw"),
-        *("uncertainty", "levels", "failure", "neighbours", "vagueness"),
+        *("uncertainty", "levels", "failure", "neighbours", "vagueness", "pairs"),
     )
 )
 NOT_MATHS = ("argparse", "pathlib", "os", "io", "json", "shutil", "tempfile", "open_clip", "open_clip_train")

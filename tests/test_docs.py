@@ -13,6 +13,7 @@ from pathlib import Path
 
 import open_clip
 import pytest
+from exported import add_bank
 from helpers import REPO, make_model
 from markdown_files import anchors, blocks, commands, inline_code, links
 from PIL import Image
@@ -65,9 +66,10 @@ def test_every_block_says_what_it_is():
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    """A folder with small substitutes for what the examples name: the demo's model and a photo."""
+    """A folder with small substitutes for what the examples name: the demo's model with a bank, and a photo."""
     folder = tmp_path_factory.mktemp("examples")
     export_model(make_model("PCMEpp-tiny"), folder / "pcmepp-demo/model", "PCMEpp-tiny")
+    add_bank(folder / "pcmepp-demo/model", "bank")
     Image.new("RGB", (64, 48), (200, 30, 30)).save(folder / "photo.jpg")
     return folder
 
@@ -91,7 +93,7 @@ def test_python_examples_run(block, place, repos, registries, monkeypatch, capsy
     shown = [b for b in BLOCKS if b.path == block.path and b.line > block.line and b.language == "text"]
     if "print(" in block.text:
         assert printed
-        pattern = re.compile(r"\d+\.\d+")  # the numbers of a trained model are held to it in test_system_demo.py
+        pattern = re.compile(r"-?\d+\.\d+")  # the numbers of a trained model are held to it in test_system_demo.py
         assert pattern.sub("#", printed) == pattern.sub("#", shown[0].text)
 
 
@@ -244,7 +246,7 @@ def known_flags() -> set[str]:
     parsers: list[argparse.ArgumentParser] = []
     programs = [["pcmepp", name] for name in cli.COMMANDS if name != "data"]
     programs += [["pcmepp", "data", name, "x"] for name in ("count", "check")]
-    for program in [*programs, ["benchmarks"], ["benchmarks", "models"], ["benchmarks.sweep"]]:
+    for program in [*programs, ["benchmarks"], ["benchmarks", "models"], ["benchmarks", "drift"], ["benchmarks.sweep"]]:
         with contextlib.suppress(Parsed, Refused), parsing_only(parsers):
             start(program)
     from pcmepp_openclip.training.command import own_parser
