@@ -1,0 +1,42 @@
+"""A batch of images together with what the labels of its pairs depend on."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class LabelledImages:
+    """A batch of images, which a model takes in place of pixels and whose other entries it passes on to the loss.
+
+    The label of image i and text j is
+
+        m_ij = own_share_i [own_id_i = own_id_j] + (1 - own_share_i) [partner_id_i = own_id_j]
+
+    where text j has the `own_id` of the image that it was written for. Ids that differ from all others on all ranks give
+    the identity; equal ids of the same picture give several positives; a share below 1 belongs to a mixed image.
+
+    Arguments:
+        image_NCHW: the pixels.
+        own_id_N: int64, the same for pictures whose texts match each other.
+        partner_id_N: int64, the `own_id` of the image that was mixed in; the image's own where nothing was.
+        own_share_N: fp32, in [0, 1]; 1 where nothing was mixed in.
+        token_seed_N: int64, from which the tokens to drop are drawn, the same in every forward pass of a step; None to
+            drop none.
+    """
+
+    image_NCHW: Tensor
+    own_id_N: Tensor
+    partner_id_N: Tensor
+    own_share_N: Tensor
+    token_seed_N: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.image_NCHW)
+
+    def to(self, device: Any = None, dtype: torch.dtype | None = None, non_blocking: bool = False) -> "LabelledImages":
+        """The batch on another device; `dtype` is that of the pixels, as open_clip's loop asks for it."""
+        moved = {name: x.to(device=device, non_blocking=non_blocking) for name, x in vars(self).items() if x is not None}
+        return replace(self, **{**moved, "image_NCHW": moved["image_NCHW"].to(dtype=dtype)})
