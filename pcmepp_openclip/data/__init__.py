@@ -6,6 +6,8 @@
 - `streams`: the bytes of a shard, by `remote` (servers and object stores) or `commands` (pipes), each with `resuming`
   after lost connections and a `pace`. `tars`: bytes to members. `shards`: members to samples. `defects`: what can be
   wrong with them.
+- `captions`: the captions of a sample, and which of them a batch gets. `noise`: which captions are exchanged.
+  `caption_table`: all captions of the shards, read beforehand.
 - `plan`: which samples an epoch reads. `feeds`: these samples in a shuffled order. `remaining`: those that are left
   when an epoch is resumed with other settings.
 - `decode` and `batches`: samples to batches, in the workers. `tally`: what became of the samples.

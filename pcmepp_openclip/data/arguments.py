@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from .captions import ALL, FIRST, MODES
 from .decode import MAX_PIXELS
+
+CAPTIONS_PER_IMAGE = 5  # as in COCO and Flickr30k
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,6 +75,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="keep the padding of captions after the longest caption of a batch",
     )
+    group = parser.add_argument_group("several captions per image, and noisy correspondence (webdataset)")
+    group.add_argument(
+        "--captions",
+        choices=MODES,
+        default=FIRST,
+        help="of samples with several captions, a list under 'captions' in their .json: use the .txt or the first one "
+        "(default), draw one per epoch, or use all of them in every epoch",
+    )
+    group.add_argument(
+        "--captions-per-image",
+        type=positive_number,
+        metavar="K",
+        help=f"with --captions all: how often each image occurs per epoch, each time with another caption (default: "
+        f"{CAPTIONS_PER_IMAGE})",
+    )
+    group.add_argument(
+        "--multi-positives",
+        action="store_true",
+        help="with --captions all: the captions of an image come in the same batch, and all of them match all of its "
+        "copies; needs --contrastive-weight 0",
+    )
+    group.add_argument(
+        "--noise-ratio",
+        type=share,
+        default=0.0,
+        metavar="FRACTION",
+        help="give this fraction of the samples the captions of another one, for experiments with noisy "
+        "correspondence (default: 0)",
+    )
+    group.add_argument(
+        "--noise-seed", type=whole_number, metavar="N", help="which samples --noise-ratio takes (default: 0)"
+    )
 
 
 @dataclass(frozen=True)
@@ -97,6 +132,11 @@ class DataFlags:
     train_data_reduced_decoding: bool
     train_data_exif_orientation: bool
     no_trim_captions: bool
+    captions: str
+    captions_per_image: int | None
+    multi_positives: bool
+    noise_ratio: float
+    noise_seed: int | None
     model: str
     force_image_size: Any
     batch_size: int
@@ -117,6 +157,16 @@ class DataFlags:
         if not self.train_data or self.dataset_type not in ("webdataset", "auto"):
             return False
         return self.dataset_type == "webdataset" or not re.search(r"\.[ct]sv$", self.train_data)
+
+    @property
+    def captions_per_epoch(self) -> int:
+        """How often an image occurs in an exact pass, each time with another caption."""
+        return (self.captions_per_image or CAPTIONS_PER_IMAGE) if self.captions == ALL else 1
+
+    @property
+    def rows(self) -> int:
+        """Samples of a batch that are made from one image."""
+        return self.captions_per_epoch if self.multi_positives else 1
 
 
 def whole_number(text: str) -> int:

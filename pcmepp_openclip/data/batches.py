@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, default_collate
 
 from . import defects
+from .captions import CaptionChoice, sample_id
 from .decode import BadImage, decode_image
 from .feeds import ExactFeed, Feed, Guard, NothingUsable, Reader, ResampledFeed, UncountedFeed
 from .plan import (
@@ -43,8 +44,9 @@ class LoaderSpec:
         shards: of all sources, in order.
         names: of the sources.
         shares: the wanted mix of a resampled epoch, by source; None for an exact pass.
-        samples: per epoch, over all ranks, before the last batch is filled.
+        samples: images per epoch, in all of its passes and over all ranks, before the last batch is filled.
         batches: per epoch, of the rank.
+        batch_size: images of a batch; each gives `captions.rows` samples.
         shuffle: samples in the shuffle buffers of the rank.
         max_empty_shards: consecutive shards without a usable sample that stop the run.
         at_least, upright: see `decode_image`.
@@ -52,6 +54,7 @@ class LoaderSpec:
         normalization: mean and std of pixels in [0, 1], each [3, 1, 1].
         tokenizer: texts to token ids [N, L].
         pad: the token id that texts are padded with, to remove padding; None keeps it.
+        captions: which captions of a sample are used.
     """
 
     shards: tuple[Shard, ...]
@@ -75,6 +78,7 @@ class LoaderSpec:
     tokenizer: Callable[[list[str]], Tensor]
     context_length: int
     pad: int | None
+    captions: CaptionChoice
 
     @property
     def kind(self) -> str:
@@ -99,9 +103,18 @@ class RemainingEpoch(NamedTuple):
 
 
 class Batch(NamedTuple):
+    """What a worker delivers.
+
+    Arguments:
+        images, texts: [n, 3, H, W] and token ids [n, L].
+        tally: what became of the samples since the last batch.
+        sample_id: int64 [n], equal for samples of the same image; None where each has its own.
+    """
+
     images: Tensor
     texts: Tensor
     tally: Tally
+    sample_id: Tensor | None = None
 
 
 class Failure(NamedTuple):
@@ -152,22 +165,27 @@ class Lane:
         return feed
 
     def _reader(self, reread: bool = False) -> Reader:
-        return Reader(self.tally, self._guard, self._spec.retries, reread)
+        return Reader(self.tally, self._guard, self._spec.retries, reread, self._spec.captions.every)
 
     def next(self, index: int) -> Batch:
         """The batch of that index in the rank's epoch."""
-        spec, images, captions = self._spec, [], []
+        spec, images, captions, ids = self._spec, [], [], []
+        several = spec.captions.rows > 1
         samples = self._feed.take_batch(spec.batch_size)
         with _seeded(seed_for("transform", spec.seed, self._epoch, spec.rank, index)):
             for taken in samples:
                 sample, image = self._usable(taken)
-                images.append(image)
-                captions.append(sample.caption[: CHARACTERS_PER_TOKEN * spec.context_length])
+                for caption in spec.captions.of(sample, self._epoch):
+                    images.append(image)
+                    captions.append(caption[: CHARACTERS_PER_TOKEN * spec.context_length])
+                    ids.append(sample_id(sample.source, sample.shard, sample.key) if several else 0)
                 self.tally.used[sample.source] += 1
         texts = spec.tokenizer(captions)
         if spec.pad is not None:
             texts = cut_texts(texts, spec.pad)
-        return Batch(default_collate(images), texts, self.tally.take())  # in a worker, into shared memory at once
+        image_ids = torch.tensor(ids) if several else None
+        images = default_collate(images)  # in a worker, into shared memory at once
+        return Batch(images, texts, self.tally.take(), image_ids)
 
     def _usable(self, taken: Sample | None) -> tuple[Sample, Tensor]:
         """A sample with its transformed image, or another that stands in for it."""

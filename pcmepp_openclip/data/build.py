@@ -9,6 +9,8 @@ from typing import Any
 
 from ..system.redact import redact, redact_logs
 from .batches import LoaderSpec
+from .caption_table import exchanged_captions
+from .captions import ALL, FIRST, CaptionChoice
 from .loader import Loader, TallyReducer
 from .plan import Shard, lane_count
 from .spec import DataSpec
@@ -62,12 +64,14 @@ def make_loader_spec(spec: DataSpec, transform: Any, tokenizer: Any, *, rank: in
     from ..host import data as host_data
 
     flags = spec.flags
+    passes = flags.captions_per_epoch // flags.rows
     shards = tuple(
-        Shard(source_id, shard, sizes[i] if sizes else None)
+        Shard(source_id, shard, sizes[i] if sizes else None, pass_index)
+        for pass_index in range(passes)
         for source_id, (source, sizes) in enumerate(zip(spec.sources, spec.sizes, strict=True))
         for i, shard in enumerate(source.shards)
     )
-    batches = math.ceil(spec.samples / (flags.batch_size * ranks))
+    batches = math.ceil(spec.samples / (flags.batch_size * ranks))  # the same in samples and in images
     uncounted = spec.shares is None and any(shard.size is None for shard in shards)
     if uncounted:  # whole shards only: a line needs all counts
         shards = tuple(shard._replace(size=None) for shard in shards)
@@ -82,8 +86,8 @@ def make_loader_spec(spec: DataSpec, transform: Any, tokenizer: Any, *, rank: in
         seed=flags.seed,
         rank=rank,
         world_size=ranks,
-        batch_size=flags.batch_size,
-        samples=spec.samples,
+        batch_size=flags.batch_size // flags.rows,
+        samples=math.ceil(spec.samples / flags.rows),
         batches=batches,
         lanes=lane_count(batches, flags.workers, len(shards) // ranks if uncounted else None),
         shuffle=flags.train_data_shuffle_buffer,
@@ -97,7 +101,16 @@ def make_loader_spec(spec: DataSpec, transform: Any, tokenizer: Any, *, rank: in
         tokenizer=tokenizer,
         context_length=len(empty),
         pad=int(empty[-1]) if trim else None,
+        captions=_caption_choice(spec, progress=rank == 0),
     )
+
+
+def _caption_choice(spec: DataSpec, progress: bool) -> CaptionChoice:
+    flags, exchanged = spec.flags, {}
+    if flags.noise_ratio:
+        about = flags.captions != FIRST, flags.noise_ratio, flags.noise_seed or 0
+        exchanged = exchanged_captions(spec.sources, spec.sizes, *about, progress=progress)
+    return CaptionChoice(flags.captions, flags.seed, flags.rows, exchanged)
 
 
 def _announce(spec: DataSpec, loader: LoaderSpec) -> None:
@@ -106,6 +119,14 @@ def _announce(spec: DataSpec, loader: LoaderSpec) -> None:
         share = "" if spec.shares is None else f", wanted share {100 * spec.source_shares[source.name]:.2f} %"
         shards = f"{len(source.shards)} shard{'s' if len(source.shards) > 1 else ''}"
         logging.info("Data: %s: %s, %s%s", source.name, shards, counted, share)
+    flags = spec.flags
+    if loader.captions.exchanged:
+        logging.info("Data: %d samples have the captions of another one (noise)", len(loader.captions.exchanged))
+    if flags.captions == ALL:
+        how = "in the same batch" if flags.multi_positives else "in passes of their own"
+        logging.info("Data: each image with %d captions per epoch, %s", flags.captions_per_epoch, how)
+    elif flags.captions != FIRST:
+        logging.info("Data: one caption of each image is drawn per epoch")
     delivered = loader.batches * loader.batch_size * loader.world_size
     if spec.shares is not None:
         logging.info("Data: resampled epochs of %d samples each", delivered)

@@ -1,10 +1,13 @@
 """What can be known about the training data in seconds, before a model is built. One sentence per mistake."""
 
+import itertools
 import os.path
 
 from . import defects
+from .arguments import DataFlags
+from .captions import ALL, FIRST, Unusable
 from .count import ShardCount, count_shard
-from .shards import IMAGE_SUFFIXES
+from .shards import IMAGE_SUFFIXES, ShardError, read_groups, usable_captions
 from .sources import Source, kind, label, local_path, shown
 
 FIRST_SAMPLES = 20  # that are decoded per shard
@@ -20,6 +23,55 @@ def check_shards(shards: int, workers: int, ranks: int) -> None:
             + (f"--workers {shards // ranks}" if shards >= ranks else "fewer ranks")
             + ", more and smaller shards, or --dataset-resampled."
         )
+
+
+def check_caption_flags(flags: DataFlags) -> None:
+    """ValueError if the flags about captions and noise cannot be used together, or with these data."""
+    wanted = {
+        f"--captions {flags.captions}": flags.captions != FIRST,
+        "--multi-positives": flags.multi_positives,
+        "--noise-ratio": flags.noise_ratio > 0,
+    }
+    for flag in (flag for flag, given in wanted.items() if given and not flags.reads_shards):
+        raise ValueError(f"{flag} needs shards: give them by --train-data and --dataset-type webdataset.")
+    if flags.multi_positives and flags.captions != ALL:
+        raise ValueError("--multi-positives needs several captions of an image in a batch: add --captions all.")
+    if flags.captions_per_image is not None and flags.captions != ALL:
+        raise ValueError("--captions-per-image is for --captions all: add that, or drop it.")
+    if flags.captions == ALL and flags.dataset_resampled:
+        raise ValueError(
+            "--captions all needs exact passes: drop --dataset-resampled, or choose --captions draw, which draws one."
+        )
+    if flags.captions == ALL and flags.captions_per_epoch < 2:
+        raise ValueError("--captions-per-image must be at least 2; --captions draw uses one per epoch.")
+    if flags.batch_size % flags.rows:
+        raise ValueError(
+            f"--batch-size {flags.batch_size} must be a multiple of the {flags.rows} captions per image with "
+            "--multi-positives: change it, or --captions-per-image."
+        )
+    if flags.noise_seed is not None and not flags.noise_ratio:
+        raise ValueError("--noise-seed has no effect without --noise-ratio: add that, or drop it.")
+
+
+def check_several_captions(sources: list[Source], captions: str, retries: int = 2) -> None:
+    """ValueError if no sample at the beginning of the sources has more than one caption."""
+    for source in sources:
+        groups = read_groups(source.shards[0], lambda *_: None, retries=retries, images=False)
+        try:
+            for group in itertools.islice(groups, FIRST_SAMPLES):
+                try:
+                    if len(usable_captions(group, every=True)) > 1:
+                        return
+                except Unusable:
+                    continue
+        except ShardError:
+            continue  # `check_source` has found another shard that can be read
+        finally:
+            groups.close()
+    raise ValueError(
+        f"--captions {captions}: the first samples of {label(sources[0].shards[0])} have one caption each: put a list "
+        '"captions" into the .json of each sample, or drop the flag.'
+    )
 
 
 def check_source(source: Source, max_pixels: int, retries: int = 2) -> None:

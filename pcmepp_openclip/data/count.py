@@ -18,8 +18,9 @@ import numpy as np
 from ..system.files import write_whole
 from ..system.processes import end_children
 from . import defects
+from .captions import Unusable
 from .decode import BadImage, decode_image, open_image
-from .shards import IMAGE_SUFFIXES, TEXT_SUFFIX, ShardError, find_fault, read_groups
+from .shards import IMAGE_SUFFIXES, ShardError, read_groups, usable_pair
 from .sizes import SIZES, OffsetRecorder, folder_of, merge_json, report_path, writable, write_json
 from .sources import Source, label, shard_key, shown
 
@@ -70,18 +71,14 @@ def count_shard(shard: str, max_pixels: int, retries: int = 5, limit: int | None
             count.suffixes.update(list(group.members))
             if group.offset is not None:
                 count.offsets.add(group.index, group.offset)
-            cause = find_fault(group)
-            if cause is None:
-                image = next(data for suffix in IMAGE_SUFFIXES if (data := group.members.get(suffix)) is not None)
-                try:
-                    width, height = open_image(image, max_pixels).size
-                    decode_image(image, at_least=SMALLEST_DECODING, max_pixels=max_pixels)
-                    count.sides.append(min(width, height))
-                    count.words.append(len((group.members[TEXT_SUFFIX] or b"").split()))
-                except BadImage as error:
-                    cause = error.cause
-            if cause is not None:
-                count.unusable.setdefault(cause, []).append(group.index)
+            try:
+                image, captions = usable_pair(group)
+                width, height = open_image(image, max_pixels).size
+                decode_image(image, at_least=SMALLEST_DECODING, max_pixels=max_pixels)
+                count.sides.append(min(width, height))
+                count.words.append(len(captions[0].split()))
+            except (Unusable, BadImage) as error:
+                count.unusable.setdefault(error.cause, []).append(group.index)
             if count.samples == limit:
                 break
     except ShardError as error:

@@ -16,6 +16,7 @@ NO_IMAGE = "no image"
 NO_CAPTION = "no caption"
 EMPTY_CAPTION = "empty caption"
 NOT_UTF8 = "caption not UTF-8"
+BAD_CAPTIONS = "captions not a list of texts"
 DUPLICATE_KEY = "duplicate key"
 HUGE_FILE = "file too large"
 

@@ -54,10 +54,12 @@ class Reader:
 
     Arguments:
         reread: whether its samples are read a second time in the epoch: they were counted the first time.
+        every_caption: whether all captions of a sample are read.
     """
 
-    def __init__(self, tally: Tally, guard: Guard, retries: int, reread: bool = False):
+    def __init__(self, tally: Tally, guard: Guard, retries: int, reread: bool = False, every_caption: bool = False):
         self._tally, self._guard, self._retries, self._reread = tally, guard, retries, reread
+        self._every_caption = every_caption
         self._visit = 0
 
     def slots(self, segment: Segment) -> Iterator[Sample | None]:
@@ -98,6 +100,8 @@ class Reader:
             source=shard.source,
             visit=self._visit,
             reread=self._reread,
+            pass_index=shard.pass_index,
+            every_caption=self._every_caption,
             start=visit.start,
             stop=stop,
             size=shard.size or UNKNOWN_SIZE,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from ..models.labelled import LabelledImages
 from .batches import Batch, Failure, LoaderSpec, RemainingEpoch, WorkerBatches, lane_of
 from .plan import ExactPass
 from .remaining import Deal, content_probes, remaining_after, shards_digest
@@ -22,6 +23,8 @@ GATHER_TIMEOUT = datetime.timedelta(minutes=2)
 
 class Loader:
     """Batches (images, texts) of an epoch. `num_batches` and `num_samples` are what open_clip's loop asks for.
+
+    With several captions of an image in a batch, `images` are `LabelledImages` that say which samples are of the same.
 
     Each worker is a DataLoader of its own, and they are asked in the order of the lanes. A single DataLoader would take
     turns among its workers, so that the order of the batches would depend on their number.
@@ -38,7 +41,8 @@ class Loader:
         max_bad: float,
         gather: "TallyReducer",
     ):
-        self.num_batches, self.num_samples = spec.batches, spec.batches * spec.batch_size * spec.world_size
+        self.num_batches = spec.batches
+        self.num_samples = spec.batches * spec.batch_size * spec.captions.rows * spec.world_size
         self.last: Tally | None = None
         self._spec, self._position, self._max_bad, self._gather = spec, position, max_bad, gather
         self._noted: set[tuple[int, str]] = set()
@@ -104,7 +108,7 @@ class Loader:
         last = deals[-1]
         now = self._deal(last.first, last.taken)
         same = last == now and (last.first + last.taken) % multiple_of == 0
-        changes = _changes(last, now)
+        changes = _changes(last, now, spec.captions.rows)
         if spec.kind != "pass":
             return (last.taken, "with the samples that were left") if same else (None, changes)
         base = ExactPass(spec.shards, deals[0].seed, epoch)
@@ -146,7 +150,7 @@ class Loader:
                     *(len(replaced), len(self._probes), label(self._spec.shards[replaced[0]].place)),
                 )
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[tuple[Tensor | LabelledImages, Tensor]]:
         epoch, first_batch = self._position()
         rest = self._rest_of(epoch)
         tally = Tally()
@@ -158,7 +162,7 @@ class Loader:
             tally.add(item.tally)
             self._tell(item.tally)
             self._judge(tally, MIN_SAMPLES_TO_JUDGE)
-            yield item.images, item.texts
+            yield _labelled(item), item.texts
         self._summarise(epoch, tally)
         assert self.last is not None
         self._judge(self.last, 1)
@@ -186,8 +190,15 @@ class Loader:
                 logging.info("Data of epoch %d%s: %s", epoch, whose, line)
 
 
-def _changes(before: Deal, now: Deal) -> str:
-    """The settings that changed, as flags."""
+def _labelled(batch: Batch) -> Tensor | LabelledImages:
+    if batch.sample_id is None:
+        return batch.images
+    return LabelledImages(batch.images, batch.sample_id, batch.sample_id, torch.ones(len(batch.images)))
+
+
+def _changes(before: Deal, now: Deal, rows: int) -> str:
+    """The settings that changed, as flags. `rows`: samples of an image in a batch."""
+    before, now = (deal._replace(batch_size=deal.batch_size * rows) for deal in (before, now))
     words = {"seed": "--seed", "batch_size": "--batch-size", "shuffle": "--train-data-shuffle-buffer"}
     found = [f"{words[name]} {getattr(before, name)} is now {getattr(now, name)}" for name in words]
     found = [text for text, name in zip(found, words, strict=True) if getattr(before, name) != getattr(now, name)]

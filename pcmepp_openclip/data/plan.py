@@ -41,11 +41,15 @@ def seed_for(*parts: int | str) -> int:
 
 
 class Shard(NamedTuple):
-    """One shard of a source. `size` is None if it was not counted."""
+    """One shard of a source. `size` is None if it was not counted.
+
+    An epoch of several passes over the images has each shard once per pass, told apart by `pass_index`.
+    """
 
     source: int
     place: str
     size: ShardSize | None
+    pass_index: int = 0
 
 
 class Segment(NamedTuple):
@@ -66,11 +70,12 @@ class Line(Protocol):
 
 
 class ExactPass:
-    """The line of all usable samples of an epoch, whose shards must all be counted."""
+    """The line of all usable samples of an epoch, whose shards must all be counted; one pass after the other."""
 
     def __init__(self, shards: Sequence[Shard], seed: int, epoch: int):
         self._shards = [shard for shard in shards if shard.size and shard.size.samples]
         random.Random(seed_for("pass", seed, epoch)).shuffle(self._shards)
+        self._shards.sort(key=lambda shard: shard.pass_index)  # keeps the order within a pass
         self._ends: list[int] = []
         for shard in self._shards:
             assert shard.size is not None

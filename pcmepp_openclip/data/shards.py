@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
 
 from . import defects, tars
+from .captions import JSON_SUFFIX, TEXT_SUFFIX, Unusable, read_captions
 from .defects import Note
 from .resuming import LostShard, MissingShard
 from .sizes import UNKNOWN_SIZE, ShardSize
@@ -17,27 +18,34 @@ from .sources import kind, label, shown
 from .streams import open_shard
 
 IMAGE_SUFFIXES = ("jpg", "png", "jpeg", "webp")  # as in open_clip, in its order of preference
-TEXT_SUFFIX = "txt"
 MAX_FILE_BYTES = 1 << 27  # per image: a JPEG within the limit of pixels is far smaller
 MAX_TEXT_BYTES = 1 << 20
 
 
 class Sample(NamedTuple):
-    """A pair as read: undecoded image bytes and a caption.
+    """A sample as read: undecoded image bytes, and one or more captions.
 
     Arguments:
         source: the index of its source.
+        captions: see `captions.read_captions`.
         visit: counts the shards that its reader opened.
         reread: whether it is read a second time in the epoch.
+        pass_index: which of several passes over the images in the epoch it is read in, see `Shard`.
     """
 
     source: int
     shard: str
     key: str
     image: bytes
-    caption: str
+    captions: tuple[str, ...]
     visit: int
     reread: bool
+    pass_index: int = 0
+
+    @property
+    def caption(self) -> str:
+        """The first one."""
+        return self.captions[0]
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,7 @@ class Group:
         position: how many groups of the shard before it are usable.
         offset: where its first header begins, in bytes; None in a compressed tar, a pipe and the like.
         members: by suffix; None for one whose content was not asked for, or is too large.
+        places: of its images, offset and length of their bytes in the tar by suffix; empty where `offset` is None.
     """
 
     index: int
@@ -57,6 +66,7 @@ class Group:
     key: str
     members: dict[str, bytes | None]
     duplicate: bool
+    places: dict[str, tuple[int, int]]
 
 
 def iter_samples(
@@ -66,6 +76,8 @@ def iter_samples(
     source: int = 0,
     visit: int = 0,
     reread: bool = False,
+    pass_index: int = 0,
+    every_caption: bool = False,
     start: int = 0,
     stop: int | None = None,
     size: ShardSize = UNKNOWN_SIZE,
@@ -76,6 +88,7 @@ def iter_samples(
 
     Arguments:
         note: called with (cause, samples lost, where) for everything that is wrong.
+        every_caption: whether to read all captions of a sample, see `captions.read_captions`.
         size: what a manifest says: which groups do not count as positions, and where groups begin.
         note_excess: whether samples after `stop` mean that the shard was counted wrongly.
     """
@@ -93,15 +106,13 @@ def iter_samples(
             position = group.position + 1
             if group.position < start:
                 continue
-            cause = find_fault(group)
-            if cause is not None:
-                note(cause, 1, f"{label(shard)} {shown(group.key)}")
+            try:
+                image, captions = usable_pair(group, every_caption)
+            except Unusable as error:
+                note(error.cause, 1, f"{label(shard)} {shown(group.key)}")
                 yield None
                 continue
-            image = next(data for suffix in IMAGE_SUFFIXES if (data := group.members.get(suffix)) is not None)
-            caption = group.members[TEXT_SUFFIX]
-            assert caption is not None
-            yield Sample(source, shard, group.key, image, caption.decode("utf-8").strip(), visit, reread)
+            yield Sample(source, shard, group.key, image, captions, visit, reread, pass_index)
         if stop is not None and position < stop:
             note(defects.FEWER_THAN_COUNTED, stop - max(position, start), label(shard))
     except ShardError as error:
@@ -111,22 +122,22 @@ def iter_samples(
         groups.close()
 
 
-def find_fault(group: Group) -> str | None:
-    """Why a group of members cannot be used as a pair, without decoding the image; None if it can."""
+def usable_pair(group: Group, every_caption: bool = False) -> tuple[bytes, tuple[str, ...]]:
+    """The undecoded image and the captions of a group of members. Raises Unusable with the cause."""
+    captions = usable_captions(group, every_caption)
+    image = next((data for suffix in IMAGE_SUFFIXES if (data := group.members.get(suffix)) is not None), None)
+    if image is None:
+        raise Unusable(defects.HUGE_FILE)
+    return image, captions
+
+
+def usable_captions(group: Group, every: bool = False) -> tuple[str, ...]:
+    """The captions of a group that has an image, which need not have been read. Raises Unusable with the cause."""
     if group.duplicate:
-        return defects.DUPLICATE_KEY
-    images = [suffix for suffix in IMAGE_SUFFIXES if suffix in group.members]
-    if not images:
-        return defects.NO_IMAGE
-    if TEXT_SUFFIX not in group.members:
-        return defects.NO_CAPTION
-    caption = group.members[TEXT_SUFFIX]
-    if caption is None or all(group.members[suffix] is None for suffix in images):
-        return defects.HUGE_FILE
-    try:
-        return None if caption.decode("utf-8").strip().strip("\0") else defects.EMPTY_CAPTION
-    except UnicodeDecodeError:
-        return defects.NOT_UTF8
+        raise Unusable(defects.DUPLICATE_KEY)
+    if not any(suffix in group.members for suffix in IMAGE_SUFFIXES):
+        raise Unusable(defects.NO_IMAGE)
+    return read_captions(group.members, every)
 
 
 class ShardError(Exception):
@@ -138,11 +149,19 @@ class ShardError(Exception):
 
 
 def read_groups(
-    shard: str, note: Note, size: ShardSize = UNKNOWN_SIZE, start: int = 0, retries: int = 5
+    shard: str,
+    note: Note,
+    size: ShardSize = UNKNOWN_SIZE,
+    start: int = 0,
+    retries: int = 5,
+    images: bool = True,
 ) -> Generator[Group, None, None]:
     """The groups of a shard in order, with contents from position `start` on. Ends with a ShardError if it must.
 
     Groups before `start` are left out where the manifest knows the offset of a later one.
+
+    Arguments:
+        images: whether to read the images' bytes.
     """
     first, offset = size.entry(start) if kind(shard) != "pipe" else (0, 0)
 
@@ -158,10 +177,10 @@ def read_groups(
                     if isinstance(error, (MissingShard, LostShard)):
                         raise
                 else:
-                    yield from _group(tar, size.unusable, start, first)
+                    yield from _group(tar, size.unusable, start, images, first)
                     return
         with open_at(0) as file:  # nothing is known of offsets, or they are those of another file
-            yield from _group(tars.open_tar(file), size.unusable, start)
+            yield from _group(tars.open_tar(file), size.unusable, start, images)
     except MissingShard as error:
         raise ShardError(defects.MISSING_SHARD, str(error)) from None
     except LostShard as error:
@@ -173,7 +192,9 @@ def read_groups(
         raise ShardError(defects.TRUNCATED_SHARD, f"{label(shard)}: {why}") from None
 
 
-def _group(tar: tarfile.TarFile, unusable: Collection[int], start: int, first: int = 0) -> Iterator[Group]:
+def _group(
+    tar: tarfile.TarFile, unusable: Collection[int], start: int, images: bool, first: int = 0
+) -> Iterator[Group]:
     """Arguments:
     first: the index of the group that the tar begins with.
     """
@@ -183,6 +204,7 @@ def _group(tar: tarfile.TarFile, unusable: Collection[int], start: int, first: i
     position = first - sum(other < first for other in unusable)  # of the next group that is usable
     can_seek = tars.can_seek(tar)
     members: dict[str, bytes | None] = {}
+    places: dict[str, tuple[int, int]] = {}
     try:
         for info in tars.members(tar):
             if not info.isreg() or (parts := tars.split_name(info.name)) is None:
@@ -190,22 +212,27 @@ def _group(tar: tarfile.TarFile, unusable: Collection[int], start: int, first: i
             prefix, suffix = parts[0], parts[1].lower()
             if prefix != key or suffix in members:
                 if key is not None:
-                    yield Group(index, position, offset, key, members, duplicate)
+                    yield Group(index, position, offset, key, members, duplicate, places)
                     position += index not in unusable
-                key, members, index = prefix, {}, index + 1
+                key, members, places, index = prefix, {}, {}, index + 1
                 offset = info.offset if can_seek else None
                 duplicate = key in keys
                 keys.add(key)
             wanted = position >= start and index not in unusable
+            if suffix in IMAGE_SUFFIXES:
+                wanted = wanted and images
+                if can_seek:
+                    places[suffix] = info.offset_data, info.size
             members[suffix] = _content(tar, info, suffix) if wanted else None
     except tars.ERRORS:
         if key is not None and TEXT_SUFFIX in members and any(suffix in members for suffix in IMAGE_SUFFIXES):
-            yield Group(index, position, offset, key, members, duplicate)  # complete before the rest broke off
+            yield Group(index, position, offset, key, members, duplicate, places)  # complete before the rest broke off
         raise
     if key is not None:
-        yield Group(index, position, offset, key, members, duplicate)
+        yield Group(index, position, offset, key, members, duplicate, places)
 
 
 def _content(tar: tarfile.TarFile, info: tarfile.TarInfo, suffix: str) -> bytes | None:
-    limit = MAX_TEXT_BYTES if suffix == TEXT_SUFFIX else MAX_FILE_BYTES if suffix in IMAGE_SUFFIXES else -1
+    texts = suffix in (TEXT_SUFFIX, JSON_SUFFIX)
+    limit = MAX_TEXT_BYTES if texts else MAX_FILE_BYTES if suffix in IMAGE_SUFFIXES else -1
     return None if info.size > limit else tars.content(tar, info)

@@ -4,7 +4,9 @@ from dataclasses import dataclass, field
 
 from ..system.redact import redact
 from .arguments import DataFlags
-from .check import check_shards, check_source
+from .caption_table import check_names, check_readable
+from .captions import ALL, FIRST
+from .check import check_caption_flags, check_several_captions, check_shards, check_source
 from .mixing import natural_mix, parse_mix
 from .sizes import ShardSize, count_command, read_sizes
 from .sources import Source, parse_sources
@@ -18,7 +20,7 @@ class DataSpec:
         sources: none if the training data are read by open_clip.
         sizes: of the shards of each source, None for a source that was not counted.
         shares: the wanted share of each source in a resampled epoch; None for an exact pass.
-        samples: per epoch, over all ranks, before the last batch is filled.
+        samples: per epoch, over all ranks, before the last batch is filled; an image counts once per caption.
     """
 
     flags: DataFlags
@@ -53,6 +55,7 @@ def resolve(flags: DataFlags, *, ranks: int = 1, check: bool = False) -> DataSpe
         ranks: processes that train.
         check: whether to look into the shards, too. One rank is enough for that.
     """
+    check_caption_flags(flags)
     if not flags.reads_shards:
         return DataSpec(flags)
     assert flags.train_data
@@ -60,9 +63,12 @@ def resolve(flags: DataFlags, *, ranks: int = 1, check: bool = False) -> DataSpe
     if check:
         for source in sources:
             check_source(source, flags.train_data_max_pixels, min(2, flags.train_data_retries))
+        if flags.captions != FIRST:
+            check_several_captions(sources, flags.captions, min(2, flags.train_data_retries))
     given = _given_sizes(flags.train_data_sizes, sources)
     sizes = [read_sizes(source, given.get(source.name)) for source in sources]
     spec = DataSpec(flags, sources, sizes, _shares(flags, sources, sizes), _samples(flags, sources, sizes))
+    _check_captions(spec)
     if check and not flags.dataset_resampled:
         check_shards(sum(len(source.shards) for source in sources), flags.workers, ranks)
     return spec
@@ -73,6 +79,22 @@ def check_counted(spec: DataSpec, flag: str) -> None:
     for source, sizes in zip(spec.sources, spec.sizes, strict=True):
         if sizes is None:
             raise ValueError(f"{flag} needs counts, which source '{source.name}' lacks: run `{count_command(source)}`.")
+
+
+def _check_captions(spec: DataSpec) -> None:
+    flags = spec.flags
+    if flags.captions == ALL:
+        check_counted(spec, "--captions all")
+    if flags.multi_positives:
+        for source in spec.sources:
+            check_names(source, "--multi-positives")
+    if flags.noise_ratio:
+        total = check_readable(spec.sources, spec.sizes, "--noise-ratio")
+        if int(flags.noise_ratio * total) < 2:
+            raise ValueError(
+                f"--noise-ratio {flags.noise_ratio:g} of {total} samples are not two that could exchange their "
+                "captions: raise it."
+            )
 
 
 def _given_sizes(text: str | None, sources: list[Source]) -> dict[str, str]:
@@ -128,7 +150,7 @@ def _samples(flags: DataFlags, sources: list[Source], sizes: list[list[ShardSize
                 f"--train-data: source '{source.name}' has no usable sample according to its sizes.json: "
                 f"see the report next to it, or run `{count_command(source)}` again."
             )
-    return flags.train_num_samples or sum(_total(counted) for counted in sizes)
+    return flags.train_num_samples or flags.captions_per_epoch * sum(_total(counted) for counted in sizes)
 
 
 def _total(sizes: list[ShardSize] | None) -> int:

@@ -22,6 +22,7 @@ PUBLISHED = (
     *("aug_cfg", "image_mean", "image_std", "image_interpolation", "image_resize_mode", "dataset_type"),
     *("dataset_resampled", "train_num_samples", "val_num_samples", "val_frequency", "zeroshot_frequency"),
     *("train_data_mix", "train_data_upsampling_factors", "train_data_shuffle_buffer", "no_trim_captions"),
+    *("captions", "captions_per_image", "multi_positives", "noise_ratio", "noise_seed"),
     *("train_data_max_bad_fraction", "train_data_max_empty_shards", "train_data_max_pixels", "train_data_retries"),
     *("train_data_exif_orientation", "train_data_reduced_decoding"),
 )

@@ -33,6 +33,7 @@ from ..system.redact import redact_args
 from ..system.text import did_you_mean
 from . import push
 from .caching import cached_data
+from .captions import check_captions
 from .coordination import EXIT_STOPPED, Stopped
 from .dry_run import dry_run
 from .hooks import TrainingHooks
@@ -157,6 +158,7 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> tuple[argparse.Namespac
     flags.check_for_lora(args)
     data_flags = data.DataFlags.from_args(args, redact_args(args))
     check_head_only(args, data_flags)
+    check_captions(args)
     _, args.rank, args.world_size = training.world_info_from_env()
     args.world_size = args.dry_run or args.world_size
     if args.rank == 0:

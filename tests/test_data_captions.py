@@ -1,0 +1,407 @@
+"""Several captions per image: one drawn per epoch, all of them, or as several positives of a batch; bad input."""
+
+import collections
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from shard_maker import arguments, captions, flat, load, pair, picture, read_back, specify, write_shards, write_tar
+
+from pcmepp_openclip.data import defects
+from pcmepp_openclip.data.captions import CaptionChoice, Unusable, read_captions, sample_id
+from pcmepp_openclip.data.count import count_shard
+from pcmepp_openclip.data.shards import Sample
+from pcmepp_openclip.models.labelled import LabelledImages
+from pcmepp_openclip.training import command
+
+COUNTS, PER_IMAGE = [7, 13, 1, 19], 5
+
+
+def several(key: str, count: int = PER_IMAGE) -> dict:
+    """A sample with that many captions in its .json, the first of them in its .txt."""
+    texts = [f"{key} caption {i}" for i in range(count)]
+    return {**pair(key, texts[0]), f"{key}.json": json.dumps({"captions": texts, "split": "train"}).encode()}
+
+
+def keys() -> list[str]:
+    return [f"{number}{i:02d}" for number, count in enumerate(COUNTS) for i in range(count)]
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("captions") / "d"
+    for number, count in enumerate(COUNTS):
+        write_tar(folder / f"{number}.tar", [several(f"{number}{i:02d}") for i in range(count)])
+    (folder / "sizes.json").write_text(json.dumps({f"{i}.tar": n for i, n in enumerate(COUNTS)}))
+    return f"{folder}/{{0..3}}.tar"
+
+
+def drawn(data, epoch: int) -> dict[str, str]:
+    """The caption of each image in an epoch."""
+    data.set_epoch(epoch)
+    return {caption[:3]: caption for caption in flat(data)}
+
+
+def test_by_default_the_text_is_used(shards):
+    assert set(flat(load(arguments(shards)))) == {f"{key} caption 0" for key in keys()}
+
+
+def test_one_caption_is_drawn_per_image_and_epoch(shards):
+    data = load(arguments(shards, "--captions", "draw", batch_size=1))
+    epochs = [drawn(data, epoch) for epoch in range(25)]
+    assert all(sorted(epoch) == keys() for epoch in epochs)
+    counts = collections.Counter(epoch[key][-1] for epoch in epochs for key in keys())
+    assert set(counts) == set("01234")
+    expected = len(epochs) * len(keys()) / PER_IMAGE
+    assert sum((n - expected) ** 2 / expected for n in counts.values()) < 18.5  # chi-square, 4 degrees, p = 0.001
+    for key in keys():
+        assert len({epoch[key] for epoch in epochs}) >= 3
+
+
+@pytest.mark.parametrize("mode", ["draw", "all"])
+def test_captions_are_the_same_on_any_ranks_workers_and_after_a_resume(shards, mode):
+    def seen(**values):
+        found = collections.Counter()
+        for rank in range(values.get("world_size", 1)):
+            data = load(arguments(shards, "--captions", mode, batch_size=1, rank=rank, **values))
+            data.set_epoch(3)
+            found.update(flat(data))
+        return found
+
+    alone = seen()
+    assert seen(world_size=4) == seen(world_size=2, workers=2) == alone
+    assert seen(seed=1) != alone or mode == "all"
+    data = load(arguments(shards, "--captions", mode, batch_size=4))
+    data.set_epoch(3)
+    whole = captions(data)
+    data.set_epoch(3, first_batch=4)
+    assert captions(data) == whole[4:]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("per_image", [3, 5])
+def test_all_captions_make_an_exact_epoch(shards, world_size, per_image):
+    """Against a count of what was seen: each image so often, each time with another caption."""
+    seen, sizes = [], set()
+    flags = ("--captions", "all", "--captions-per-image", str(per_image))
+    for rank in range(world_size):
+        data = load(arguments(shards, *flags, world_size=world_size, rank=rank))
+        sizes.add((data.dataloader.num_batches, data.dataloader.num_samples))
+        seen += flat(data)
+    total = per_image * len(keys())
+    ((_, samples),) = sizes
+    assert samples == len(seen) == -(-total // (4 * world_size)) * 4 * world_size
+    unique = set(seen)
+    assert len(unique) == total, "no caption twice but for the last batch"
+    assert collections.Counter(caption[:3] for caption in unique) == dict.fromkeys(keys(), per_image)
+    if per_image == PER_IMAGE:
+        assert unique == {f"{key} caption {i}" for key in keys() for i in range(PER_IMAGE)}
+
+
+def test_images_with_other_numbers_of_captions(tmp_path):
+    """Fewer captions are repeated as evenly as possible; of more, some are used, and others in other epochs."""
+    write_tar(tmp_path / "d/0.tar", [several("a", 1), several("b", 2), several("c", 7), pair("t", "t caption 0")])
+    (tmp_path / "d/sizes.json").write_text('{"0.tar": 4}')
+    data = load(arguments(f"{tmp_path}/d/0.tar", "--captions", "all", "--captions-per-image", "4"))
+    later = set()
+    for epoch in range(6):
+        data.set_epoch(epoch)
+        seen = collections.Counter(flat(data))
+        assert seen["a caption 0"] == seen["t caption 0"] == 4
+        assert seen["b caption 0"] == seen["b caption 1"] == 2
+        of_c = {caption: n for caption, n in seen.items() if caption.startswith("c")}
+        assert len(of_c) == 4 and set(of_c.values()) == {1}
+        later |= set(of_c)
+    assert len(later) > 4
+
+
+def test_all_captions_resumed_with_other_settings(shards):
+    """An epoch that goes on with another batch size and more ranks: each caption once, but for the last batch."""
+    data = load(arguments(shards, "--captions", "all"))
+    data.set_epoch(1)
+    before = captions(data)[:17]
+    state = data.dataloader.state(17)
+    seen = [caption for batch in before for caption in batch]
+    for rank in range(2):
+        data = load(arguments(shards, "--captions", "all", batch_size=3, world_size=2, rank=rank))
+        first, how = data.dataloader.resume(1, state)
+        data.set_epoch(1, first_batch=first)
+        seen += flat(data)
+    again = int(how.split(";")[1].split()[0])
+    assert len(set(seen)) == PER_IMAGE * len(keys()) and len(seen) - len(set(seen)) == again < 8
+    assert "--batch-size 4 is now 3" in how
+
+
+def test_a_run_with_other_captions_is_not_resumed_within_the_epoch(shards):
+    state = load(arguments(shards, "--captions", "draw")).dataloader.state(3)
+    assert load(arguments(shards, "--captions", "all")).dataloader.resume(0, state)[0] is None
+
+
+# --- Several positives ------------------------------------------------------------------------------------
+
+
+def positives(shards, *flags, **values):
+    return load(arguments(shards, "--captions", "all", "--multi-positives", *flags, **{"batch_size": 10, **values}))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_of_several_positives_hold_all_captions_of_their_images(shards, workers):
+    data = positives(shards, workers=workers)
+    batches = list(data.dataloader)
+    assert len(batches) == data.dataloader.num_batches == -(-len(keys()) // 2)
+    assert data.dataloader.num_samples == 10 * len(batches)
+    ids = {}
+    for images, texts in batches:
+        assert isinstance(images, LabelledImages) and len(images) == len(texts) == 10
+        assert images.own_id_N.dtype == torch.int64 and torch.equal(images.own_id_N, images.partner_id_N)
+        assert images.own_share_N.dtype == torch.float32 and (images.own_share_N == 1).all()
+        words = read_back(texts)
+        for i in range(0, 10, PER_IMAGE):
+            key = words[i][:3]
+            assert set(words[i : i + PER_IMAGE]) == {f"{key} caption {j}" for j in range(PER_IMAGE)}
+            assert (images.image_NCHW[i : i + PER_IMAGE] == images.image_NCHW[i]).all()
+        for word, own in zip(words, images.own_id_N.tolist(), strict=True):
+            assert ids.setdefault(word[:3], own) == own
+    assert sorted(ids) == keys() and len(set(ids.values())) == len(keys())
+
+
+def test_ids_are_the_same_on_all_ranks_and_the_ranks_share_the_images(shards):
+    def ids(world_size, rank):
+        data = positives(shards, world_size=world_size, rank=rank)
+        return {
+            word[:3]: own
+            for images, texts in data.dataloader
+            for word, own in zip(read_back(texts), images.own_id_N.tolist(), strict=True)
+        }
+
+    alone, first, second = ids(1, 0), ids(2, 0), ids(2, 1)
+    assert first | second == alone == second | first and len(first) < len(alone)
+
+
+def test_several_positives_are_resumed(shards):
+    def words(batches):
+        return [read_back(texts) for _, texts in batches]
+
+    data = positives(shards)
+    whole = words(data.dataloader)
+    data.set_epoch(0, first_batch=7)
+    assert words(data.dataloader) == whole[7:]
+    state, seen = data.dataloader.state(7), {word for batch in whole[:7] for word in batch}
+    data = positives(shards, batch_size=15)
+    first, how = data.dataloader.resume(0, state)
+    assert "--batch-size 10 is now 15" in how
+    data.set_epoch(0, first_batch=first)
+    rest = [word for batch in words(data.dataloader) for word in batch]
+    assert seen | set(rest) == {f"{key} caption {i}" for key in keys() for i in range(PER_IMAGE)}
+
+
+# --- Members ----------------------------------------------------------------------------------------------
+
+JSON = {
+    "both": '{"captions": ["a", " b ", " "]}',
+    "empty": '{"captions": []}',
+    "none": '{"caption": "x"}',
+    "list": "[1]",
+}
+
+
+@pytest.mark.parametrize(
+    "text, facts, first, every",
+    [
+        ("t", None, ("t",), ("t",)),
+        ("t", JSON["both"], ("t",), ("a", "b")),
+        (None, JSON["both"], ("a",), ("a", "b")),
+        ("t", JSON["empty"], ("t",), ("t",)),
+        ("t", JSON["none"], ("t",), ("t",)),
+        ("t", JSON["list"], ("t",), ("t",)),
+        (None, JSON["none"], defects.NO_CAPTION, defects.NO_CAPTION),
+        (None, '{"captions": [" ", "\\u0000"]}', defects.NO_CAPTION, defects.NO_CAPTION),
+        ("t", "{", ("t",), defects.BAD_CAPTIONS),
+        ("t", "\xff", ("t",), defects.BAD_CAPTIONS),
+        ("t", '{"captions": "a"}', ("t",), defects.BAD_CAPTIONS),
+        ("t", '{"captions": ["a", 1]}', ("t",), defects.BAD_CAPTIONS),
+        (None, "[" * 100_000, defects.BAD_CAPTIONS, defects.BAD_CAPTIONS),
+        (" ", JSON["none"], defects.EMPTY_CAPTION, defects.EMPTY_CAPTION),
+        (" ", JSON["both"], defects.EMPTY_CAPTION, ("a", "b")),
+    ],
+)
+def test_captions_of_a_sample(text, facts, first, every):
+    members = {} if text is None else {"txt": text.encode()}
+    members |= {} if facts is None else {"json": facts.encode("latin-1")}
+    for expected, all_of_them in ((first, False), (every, True)):
+        if isinstance(expected, str):
+            with pytest.raises(Unusable, match=expected):
+                read_captions(members, all_of_them)
+        else:
+            assert read_captions(members, all_of_them) == expected
+
+
+def test_files_that_are_too_large_are_not_read():
+    for members, every in (({"txt": None}, False), ({"json": None}, False), ({"txt": b"t", "json": None}, True)):
+        with pytest.raises(Unusable, match=defects.HUGE_FILE):
+            read_captions(members, every)
+    assert read_captions({"txt": b"t", "json": None}) == ("t",)
+
+
+def test_a_sample_without_a_text_counts_and_trains(tmp_path):
+    samples = [{name: data for name, data in several(f"k{i}").items() if not name.endswith("txt")} for i in range(4)]
+    samples += [{"x.jpg": picture(), "x.json": b'{"captions": 3}'}]
+    write_tar(tmp_path / "d/0.tar", samples)
+    count = count_shard(f"{tmp_path}/d/0.tar", 10**6)
+    assert count.usable == 4 and count.unusable == {defects.BAD_CAPTIONS: [4]} and count.words == [3] * 4
+    (tmp_path / "d/sizes.json").write_text('{"0.tar": 5}')
+    data = load(arguments(f"{tmp_path}/d/0.tar"))
+    assert set(flat(data)) == {f"k{i} caption 0" for i in range(4)}
+    assert data.dataloader.last.lost == {(0, defects.BAD_CAPTIONS): 1}
+
+
+def test_a_choice_depends_on_its_sample_and_not_on_the_folder():
+    def of(shard, key="k", source=0, epoch=0, seed=0):
+        sample = Sample(source, shard, key, b"", tuple(map(str, range(1000))), 0, False)
+        return CaptionChoice("draw", seed).of(sample, epoch)
+
+    assert of("/a/0.tar") == of("/b/c/0.tar")
+    others = (
+        of("/a/1.tar"),
+        of("/a/0.tar", "l"),
+        of("/a/0.tar", source=1),
+        of("/a/0.tar", epoch=1),
+        of("a/0.tar", seed=1),
+    )
+    assert of("/a/0.tar") not in others and len(set(map(tuple, others))) == 5
+    assert 0 <= sample_id(0, "0.tar", "k") < 2**63
+
+
+# --- Mistakes ---------------------------------------------------------------------------------------------
+
+MISTAKES = [
+    (["--multi-positives"], {}, "--multi-positives needs several captions of an image in a batch: add --captions all."),
+    (["--captions-per-image", "3"], {}, "--captions-per-image is for --captions all: add that, or drop it."),
+    (["--captions", "all", "--captions-per-image", "1"], {}, "--captions-per-image must be at least 2"),
+    (["--captions", "all"], {"dataset_resampled": True}, "--captions all needs exact passes: drop --dataset-resampled"),
+    (["--captions", "all", "--multi-positives"], {}, "--batch-size 4 must be a multiple of the 5 captions per image"),
+    (["--captions", "draw"], {"dataset_type": "csv"}, "--captions draw needs shards: give them by --train-data"),
+    (["--noise-ratio", "0.2"], {"dataset_type": "synthetic"}, "--noise-ratio needs shards"),
+    (["--noise-seed", "3"], {}, "--noise-seed has no effect without --noise-ratio: add that, or drop it."),
+    (["--noise-ratio", "0.03"], {}, "--noise-ratio 0.03 of 40 samples are not two that could exchange"),
+]
+
+
+@pytest.mark.parametrize("flags, values, message", MISTAKES)
+def test_flags_that_cannot_work_are_refused(shards, flags, values, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        specify(arguments(shards, *flags, **values))
+
+
+def test_data_that_cannot_work_are_refused(tmp_path, shards):
+    pattern = write_shards(tmp_path / "plain", [4])
+    with pytest.raises(ValueError, match='have one caption each: put a list "captions" into'):
+        specify(arguments(pattern, "--captions", "draw", train_num_samples=4), check=True)
+    specify(arguments(shards, "--captions", "draw"), check=True)
+    for flags in (["--captions", "all"], ["--noise-ratio", "0.5"]):
+        with pytest.raises(ValueError, match=f"^{' '.join(flags)[:13]}.* needs counts, .* run `pcmepp data count"):
+            specify(arguments(pattern, *flags, train_num_samples=4))
+    for folder in "ab":
+        write_tar(tmp_path / f"two/{folder}/0.tar", [several(f"{folder}{i}") for i in range(4)])
+        (tmp_path / f"two/{folder}/sizes.json").write_text('{"0.tar": 4}')
+    for flags in (["--captions", "all", "--multi-positives"], ["--noise-ratio", "0.5"]):
+        with pytest.raises(ValueError, match="two shards of the same name in different folders"):
+            specify(arguments(f"{tmp_path}/two/{{a,b}}/0.tar", *flags, batch_size=5))
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--captions", "some"], "invalid choice: 'some'"),
+        (["--captions-per-image", "0"], "must be at least 1"),
+        (["--noise-ratio", "1.5"], "must be between 0 and 1"),
+        (["--noise-ratio", "nan"], "must be between 0 and 1"),
+        (["--noise-seed", "-1"], "must not be negative"),
+    ],
+)
+def test_values_that_make_no_sense(flags, message, capsys):
+    with pytest.raises(SystemExit):
+        arguments("x.tar", *flags)
+    assert message in capsys.readouterr().err
+
+
+TOGETHER = ["--captions", "all", "--multi-positives", "--batch-size", "5"]
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (
+            ["--model", "PCMEpp-tiny", *TOGETHER],
+            "--multi-positives needs --contrastive-weight 0: InfoNCE has one match",
+        ),
+        (["--model", "RN50", *TOGETHER], "--multi-positives needs the matching loss, which RN50 lacks"),
+        (
+            ["--model", "PCMEpp-tiny", "--captions", "draw", "--head-only", "--cache-tokens", "c"],
+            "--cache-tokens holds one caption per image, its own: drop --captions draw, or --cache-tokens.",
+        ),
+        (
+            ["--model", "PCMEpp-tiny", "--noise-ratio", "0.5", "--head-only", "--cache-tokens", "c"],
+            "--cache-tokens holds one caption per image, its own: drop --noise-ratio, or --cache-tokens.",
+        ),
+    ],
+)
+def test_models_and_losses_that_cannot_work_are_refused(shards, flags, message, capsys):
+    assert command.main([*flags, "--train-data", shards, "--dataset-type", "webdataset", "--dry-run"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_dry_run_counts_an_image_once_per_caption(shards, capsys):
+    flags = [
+        "--train-data",
+        shards,
+        "--dataset-type",
+        "webdataset",
+        "--precision",
+        "fp32",
+        "--warmup",
+        "1",
+        "--epochs",
+        "1",
+    ]
+    flags += [
+        "--model",
+        "PCMEpp-tiny",
+        "--contrastive-weight",
+        "0",
+        "--train-means-by",
+        "all",
+        "--workers",
+        "1",
+        "--dry-run",
+    ]
+    for more in ([], ["--multi-positives"]):
+        assert command.main([*flags, "--batch-size", "10", "--captions", "all", *more]) == 0
+        assert "20 per epoch, 20 in 1 epochs" in capsys.readouterr().out
+
+
+# --- Training ---------------------------------------------------------------------------------------------
+
+
+def test_a_run_trains_on_drawn_and_noisy_captions(shards, tmp_path):
+    """A real process; what the batches hold is tested above."""
+    code = """
+        from pcmepp_openclip.training import command
+        raise SystemExit(command.main())
+    """
+    flags = ["--train-data", shards, "--dataset-type", "webdataset", "--precision", "fp32", "--workers", "1"]
+    flags += ["--model", "PCMEpp-tiny", "--batch-size", "8", "--epochs", "1", "--warmup", "1", "--logs", str(tmp_path)]
+    flags += ["--name", "run", "--captions", "draw", "--noise-ratio", "0.25", "--noise-seed", "1"]
+    run = [sys.executable, "-c", textwrap.dedent(code), *flags]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=200, env=os.environ, cwd=Path(__file__).parent)
+    assert done.returncode == 0, done.stderr[-3000:]
+    log = (tmp_path / "run/out.log").read_text()
+    assert "Data: one caption of each image is drawn per epoch" in log
+    assert "Data: 10 samples have the captions of another one (noise)" in log
+    about = torch.load(tmp_path / "run/checkpoints/epoch_1.pt", weights_only=True)["about"]["hyperparameters"]
+    assert (about["captions"], about["noise_ratio"], about["noise_seed"]) == ("draw", 0.25, 1)
