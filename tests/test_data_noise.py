@@ -156,13 +156,11 @@ def test_captions_that_are_missing_keep_out_of_it(tmp_path):
 
 def test_what_cannot_be_read_beforehand_is_refused(shards, tmp_path, monkeypatch):
     monkeypatch.setattr(caption_table, "MAX_SAMPLES", 50)
-    with pytest.raises(
-        ValueError, match="--noise-ratio reads all captions before training, of at most 50 samples"
-    ):
+    with pytest.raises(ValueError, match="--noise-ratio reads all captions beforehand, of at most 50 samples"):
         specify(arguments(shards, "--noise-ratio", "0.5"))
     (tmp_path / "sizes.json").write_text('{"0.tar": 4}')
     remote = arguments("x=pipe:cat 0.tar", "--noise-ratio", "0.5", "--train-data-sizes", f"x={tmp_path}/sizes.json")
-    with pytest.raises(ValueError, match="before training: copy source 'x' to a local disk"):
+    with pytest.raises(ValueError, match="beforehand: copy source 'x' to a local disk"):
         specify(remote)
     place = f"{tmp_path}/0.tar"
     with pytest.raises(ValueError, match=r"The captions of .*0.tar cannot be read \(missing shard"):

@@ -314,7 +314,7 @@ class Folders:
 
 IMAGE = {"png": png(SCENES[0])}
 MISTAKES = [  # what, how it is made: the flags to run into it, what is said
-    ("nothing to do", lambda f: [], "give --retrieval, --zeroshot, --coco, --hierarcaps or --himo."),
+    ("nothing to do", lambda f: [], "give --retrieval, --zeroshot, --coco, --hierarcaps, --himo or --noisy-pairs."),
     ("no such folder", lambda f: ["--retrieval", f"{f.folder}/nowhere"], "--retrieval: there is no file or folder"),
     ("no zero-shot folder", lambda f: ["--zeroshot", f"{f.folder}/nowhere"], "nowhere: there is no such folder."),
     (

@@ -39,16 +39,21 @@ def check_readable(sources: Sequence[Source], sizes: Sequence[list[ShardSize] | 
     for source, counted in zip(sources, sizes, strict=True):
         if counted is None:
             raise ValueError(f"{flag} needs counts, which source '{source.name}' lacks: run `{count_command(source)}`.")
-        if not all(kind(shard) == "local" for shard in source.shards):
-            raise ValueError(f"{flag} reads all captions before training: copy source '{source.name}' to a local disk.")
+        check_local(source, flag)
         check_names(source, flag)
         total += sum(size.samples for size in counted)
     if total > MAX_SAMPLES:
         raise ValueError(
-            f"{flag} reads all captions before training, of at most {MAX_SAMPLES:,} samples, and there are {total:,}: "
+            f"{flag} reads all captions beforehand, of at most {MAX_SAMPLES:,} samples, and there are {total:,}: "
             "give fewer shards."
         )
     return total
+
+
+def check_local(source: Source, flag: str) -> None:
+    """ValueError if the shards of a source are not on a local disk, as `flag` needs."""
+    if not all(kind(shard) == "local" for shard in source.shards):
+        raise ValueError(f"{flag} reads all captions beforehand: copy source '{source.name}' to a local disk.")
 
 
 def check_names(source: Source, flag: str) -> None:

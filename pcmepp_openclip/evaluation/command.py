@@ -18,6 +18,7 @@ from typing import Any
 
 from ..ambiguity import Bank, Calibration
 from ..ambiguity.store import BANK_FILE, CALIBRATION_FILE, check_calibration, load_bank, load_calibration
+from ..data.arguments import share, whole_number
 from ..host.repos import file_beside
 from ..models.fingerprint import bank_fingerprint
 from ..models.pcmepp import ProbabilisticModel
@@ -29,12 +30,14 @@ from .datasets import Captioned, Labelled, read_captioned, read_karpathy, read_l
 from .encode import Encoder, process_group
 from .hierarchies import Hierarchies, read_hierarcaps, read_himo
 from .loading import add_model_flags, load_model
-from .tasks import TaskResult, evaluate_retrieval, evaluate_vagueness, evaluate_zeroshot
+from .noisy_pairs import read_noisy_pairs
+from .tasks import TaskResult, evaluate_correspondence, evaluate_retrieval, evaluate_vagueness, evaluate_zeroshot
 
 
 def main(argv: list[str]) -> None:
     args = _arguments(argv)
     captioned, labelled, chains = _datasets(args)  # before the model, so that mistakes show at once
+    noisy = [read_noisy_pairs(args.noisy_pairs, args.noise_ratio, args.noise_seed)] if args.noisy_pairs else []
     _check_out(args.out)
     with process_group() as rank:
         encoder, notes = load(args)
@@ -44,6 +47,7 @@ def main(argv: list[str]) -> None:
         results = [evaluate_retrieval(encoder, name, data, rank, args.crops) for name, data in captioned.items()]
         results += [evaluate_zeroshot(encoder, name, *data, rank, args.crops) for name, data in labelled.items()]
         results += [evaluate_vagueness(encoder, name, data, rank, himo=name == "himo") for name, data in chains.items()]
+        results += [evaluate_correspondence(encoder, name, pairs, rank) for name, pairs in noisy]
         if rank == 0:
             try:
                 write_results(args, encoder, [result for result in results if result is not None], notes)
@@ -100,6 +104,16 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     group.add_argument("--hierarcaps-images", metavar="FOLDER", help="the folder that contains COCO's val2014")
     group.add_argument("--himo", metavar="JSON", help="HiMo-CLIP's himo_docci_data.json: ever longer captions")
     group.add_argument("--himo-images", metavar="FOLDER", help="the folder of DOCCI's images")
+    group.add_argument(
+        "--noisy-pairs",
+        metavar="SHARDS",
+        help="counted shards, as in --train-data: are the captions that --noise-ratio exchanges in training told from "
+        "the right ones?",
+    )
+    group.add_argument("--noise-ratio", type=share, metavar="FRACTION", help="with --noisy-pairs: that of the training")
+    group.add_argument(
+        "--noise-seed", type=whole_number, default=0, metavar="N", help="with --noisy-pairs: that of the training"
+    )
     group.add_argument("--split", default="test", help="the split to evaluate on (default: test)")
     group.add_argument(
         "--val-split",
@@ -125,14 +139,18 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     )
     group.add_argument("--device", help="default: cuda if available, else cpu")
     args = parser.parse_args(argv)
-    if not (args.retrieval or args.zeroshot or args.coco or args.hierarcaps or args.himo):
-        flags = "--retrieval, --zeroshot, --coco, --hierarcaps or --himo"
+    if not (args.retrieval or args.zeroshot or args.coco or args.hierarcaps or args.himo or args.noisy_pairs):
+        flags = "--retrieval, --zeroshot, --coco, --hierarcaps, --himo or --noisy-pairs"
         raise ValueError(f"There is nothing to evaluate on: give {flags}.")
     for flag in ("coco", "hierarcaps", "himo"):
         if vars(args)[f"{flag}_images"] and not vars(args)[flag]:
             raise ValueError(f"--{flag}-images needs --{flag}, the file with the captions.")
     if args.coco and not args.coco_images:
         raise ValueError("--coco needs --coco-images, the folder that contains COCO's val2014.")
+    if args.noisy_pairs and args.noise_ratio is None:
+        raise ValueError("--noisy-pairs needs --noise-ratio, and --noise-seed if it was not 0 in training.")
+    if not args.noisy_pairs and (args.noise_ratio is not None or args.noise_seed):
+        raise ValueError("--noise-ratio and --noise-seed are for --noisy-pairs: add that, or drop them.")
     if args.batch_size < 1 or args.workers < 0:
         raise ValueError("--batch-size must be at least 1, and --workers at least 0.")
     return args

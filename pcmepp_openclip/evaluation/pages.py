@@ -17,7 +17,12 @@ from .tasks import QueryResults, TaskResult
 EXTREMES = 8  # the most and the least uncertain samples that are shown
 COLOURS = ("#2a8c86", "#c8742c", "#7a68b3", "#b3456b", "#6b8e23")  # readable on light and on dark
 
-TITLES = {"retrieval": "Retrieval", "zeroshot": "Zero-shot", "vagueness": "Vagueness"}
+TITLES = {
+    "retrieval": "Retrieval",
+    "zeroshot": "Zero-shot",
+    "vagueness": "Vagueness",
+    "correspondence": "Noisy correspondence",
+}
 RETRIEVAL = (
     "R@k is the share of queries whose own partner is among the first k; mAP@R and R-Precision count all right answers"
 )
@@ -33,6 +38,10 @@ Chains of captions of one image, from vague to exact. "kendall tau" is the mean 
 the order by certainty, by the distance of the mean from that of the empty caption (radius), or by the number of words;
 1 is full agreement, 0 is chance. The columns of distances are for HiMo@K, which correlates the place in the chain with
 how near the caption is to the image."""
+CORRESPONDENCE = """\
+How often a pair with the wrong caption has the higher score than a right pair, 0.5 by chance. The distances are those
+of the pair; "info nce" and "matching" are its losses among the others of a random batch; "uncertainty" is the sum of
+the variances of its image and its caption. The number of words knows nothing of the pair."""
 UNCERTAINTY = """\
 The uncertainty of a sample is the sum of its variances. It has no unit: compare within one model. "bin_correlation" is
 over 10 bins of equal size, -1 where hits fall steadily with uncertainty; "miss_AUROC" is how often a miss is more
@@ -84,6 +93,8 @@ def task_table(result: TaskResult) -> pd.DataFrame:
     frame = metric_frame([result])
     if result.task == "vagueness":
         return _pivot(frame["name"], (frame.score + frame.distance).replace("", "uncertainty"), cells(frame))
+    if result.task == "correspondence":
+        return _pivot(frame.score, frame["name"], cells(frame))
     frame = frame[frame.samples == ""]
     labels = (frame.direction + "_" + frame["name"]).str.strip("_")
     return _pivot(labels, frame.distance.replace("", "accuracy"), cells(frame))
@@ -138,6 +149,9 @@ def _numbers(result: TaskResult) -> Section:
     if result.task == "vagueness":
         text = f"{len(data.chains):,} chains, {len(data.images):,} images. {VAGUENESS}"
         return Section(f"Vagueness: {result.name}", text, _rows(table), ["", *map(words_of, table.columns)])
+    if result.task == "correspondence":
+        text = f"{len(data.images):,} pairs, {sum(data.wrong):,} of them wrong. {CORRESPONDENCE}"
+        return Section(f"Noisy correspondence: {result.name}", text, _rows(table), ["", *map(words_of, table.columns)])
     text = f"{len(data.images):,} images, {len(data.captions):,} captions. {RETRIEVAL}"
     known = data.images_of_caption is not None
     text += ", of which all are known here." if known else ", which here are the pairs alone."

@@ -16,13 +16,14 @@ from torch import Tensor
 from ..ambiguity.bank import IMAGES, TEXTS, Bank
 from ..distances import Distance
 from ..gaussian import Gaussian
-from . import coco, conformal, neighbours, uncertainty, vagueness
+from . import coco, conformal, correspondence, neighbours, uncertainty, vagueness
 from .datasets import Captioned, Labelled
 from .encode import Encoder
 from .failure import confidences, failure
 from .hierarchies import Hierarchies
 from .levels import levels
 from .metric import Metric, as_dict
+from .noisy_pairs import NoisyPairs
 from .pairs import Curve, reliabilities
 from .pairs import pairs as pair_metrics
 from .retrieval import Ranking, invert, rankings, retrieval_metrics
@@ -62,7 +63,7 @@ class QueryResults:
 class TaskResult:
     name: str
     task: str
-    data: Any  # Captioned, Labelled or Hierarchies
+    data: Any  # Captioned, Labelled, Hierarchies or NoisyPairs
     metrics: list[Metric]
     probabilistic: bool
     queries: list[QueryResults] = field(default_factory=list)
@@ -74,6 +75,8 @@ class TaskResult:
             out["captions"] = len(self.data.captions)
         elif isinstance(self.data, Hierarchies):
             out["chains"] = len(self.data.chains)
+        elif isinstance(self.data, NoisyPairs):
+            out["wrong_pairs"] = sum(self.data.wrong)
         else:
             out["classes"] = len(self.data.classes)
         values = as_dict(self.metrics)
@@ -228,6 +231,23 @@ def evaluate_vagueness(
     elif images is not None:
         metrics += vagueness.traversal(data.chains, texts, images, data.image_of_chain, specificity)
     return TaskResult(name, "vagueness", data, metrics, encoder.probabilistic)
+
+
+def evaluate_correspondence(encoder: Encoder, name: str, data: NoisyPairs, rank: int = 0) -> TaskResult | None:
+    images = encoder.images(data.images, f"{name}-pair-images")
+    texts = encoder.texts(data.captions, f"{name}-pair-captions")
+    if rank:
+        return None
+    scores = {kind: measure.paired(images, texts) for kind, measure in encoder.distances.items()}
+    matching = None
+    if encoder.probabilistic:
+        model = encoder.model
+        matching = encoder.distances[encoder.distance], model.match_scale.item(), model.match_shift.item()
+        scores["uncertainty"] = images.uncertainty + texts.uncertainty
+    scores |= correspondence.in_batches(images, texts, encoder.scale, matching)
+    scores["caption_length"] = torch.tensor([float(len(caption.split())) for caption in data.captions])
+    metrics = list(correspondence.correspondence(scores, torch.tensor(data.wrong)))
+    return TaskResult(name, "correspondence", data, metrics, encoder.probabilistic)
 
 
 def _cropped(encoder: Encoder, name: str, places: Sequence[ImageRef]) -> Gaussian | None:

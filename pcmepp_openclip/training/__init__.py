@@ -2,8 +2,8 @@
 
 `command` is `pcmepp train`, with its `dry_run`. `hooks` is what open_clip's loop calls: `steps` runs code between the
 steps, `saving` and `resuming` are about checkpoints, `validation` computes the metrics and `revalidation` repeats a
-validation that was interrupted. `caching` fills a cache of tokens before the first epoch. `captions` checks flags about several captions per image.
-`monitor` watches the loss,
+validation that was interrupted. `caching` fills a cache of tokens before the first epoch. `captions` checks the flags
+about several captions per image. `monitor` watches the loss,
 `health` warns of an uncertainty that loses its meaning, `coordination` lets all ranks save or stop at the same step,
 `waits` bounds waiting, and `push` hands checkpoints to the Hub.
 """
