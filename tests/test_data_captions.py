@@ -15,7 +15,9 @@ from shard_maker import arguments, captions, flat, load, pair, picture, read_bac
 from pcmepp_openclip.data import defects
 from pcmepp_openclip.data.captions import CaptionChoice, Unusable, read_captions, sample_id
 from pcmepp_openclip.data.count import count_shard
+from pcmepp_openclip.data.plan import ExactPass, Shard
 from pcmepp_openclip.data.shards import Sample
+from pcmepp_openclip.data.sizes import ShardSize
 from pcmepp_openclip.models.labelled import LabelledImages
 from pcmepp_openclip.training import command
 
@@ -101,6 +103,16 @@ def test_all_captions_make_an_exact_epoch(shards, world_size, per_image):
     assert collections.Counter(caption[:3] for caption in unique) == dict.fromkeys(keys(), per_image)
     if per_image == PER_IMAGE:
         assert unique == {f"{key} caption {i}" for key in keys() for i in range(PER_IMAGE)}
+
+
+def test_the_passes_of_an_epoch_follow_one_another():
+    """So that an image is rarely twice in a batch; each pass has its shards in another order."""
+    shards = [Shard(0, f"{i}.tar", ShardSize(3), p) for p in range(4) for i in range(9)]
+    line = ExactPass(shards, seed=0, epoch=0)
+    found = [segment.shard for segment in line.segments(0, len(line))]
+    assert len(line) == 4 * 27 and sorted(found, key=str) == sorted(shards, key=str)
+    assert [shard.pass_index for shard in found] == sorted(shard.pass_index for shard in found)
+    assert len({tuple(shard.place for shard in found[9 * p : 9 * p + 9]) for p in range(4)}) == 4
 
 
 def test_images_with_other_numbers_of_captions(tmp_path):
@@ -197,6 +209,8 @@ def test_several_positives_are_resumed(shards):
     assert "--batch-size 10 is now 15" in how
     data.set_epoch(0, first_batch=first)
     rest = [word for batch in words(data.dataloader) for word in batch]
+    again = int(how.split(";")[1].split()[0])  # in images
+    assert 0 <= again < 3 and len(seen) + len(rest) == PER_IMAGE * (len(keys()) + again)
     assert seen | set(rest) == {f"{key} caption {i}" for key in keys() for i in range(PER_IMAGE)}
 
 
@@ -274,7 +288,9 @@ def test_a_choice_depends_on_its_sample_and_not_on_the_folder():
         of("a/0.tar", seed=1),
     )
     assert of("/a/0.tar") not in others and len(set(map(tuple, others))) == 5
-    assert 0 <= sample_id(0, "0.tar", "k") < 2**63
+    places = (0, "/a/0.tar", "k"), (0, "0.tar", "l"), (0, "1.tar", "k"), (1, "0.tar", "k")
+    ids = {sample_id(*place) for place in places}
+    assert len(ids) == 4 and sample_id(0, "/b/c/0.tar", "k") in ids and all(0 <= i < 2**63 for i in ids)
 
 
 # --- Mistakes ---------------------------------------------------------------------------------------------
