@@ -15,8 +15,8 @@ class LabelledImages:
 
         m_ij = own_share_i [own_id_i = own_id_j] + (1 - own_share_i) [partner_id_i = own_id_j]
 
-    where text j has the `own_id` of the image that it was written for. Ids that differ from all others on all ranks give
-    the identity; equal ids of the same picture give several positives; a share below 1 belongs to a mixed image.
+    where text j has the `own_id` of the image that it was written for. Ids that differ from all others on all ranks
+    give the identity; equal ids of the same picture give several positives; a share below 1 belongs to a mixed image.
 
     Arguments:
         image_NCHW: the pixels.
@@ -38,5 +38,7 @@ class LabelledImages:
 
     def to(self, device: Any = None, dtype: torch.dtype | None = None, non_blocking: bool = False) -> "LabelledImages":
         """The batch on another device; `dtype` is that of the pixels, as open_clip's loop asks for it."""
-        moved = {name: x.to(device=device, non_blocking=non_blocking) for name, x in vars(self).items() if x is not None}
+        moved = {
+            name: x.to(device=device, non_blocking=non_blocking) for name, x in vars(self).items() if x is not None
+        }
         return replace(self, **{**moved, "image_NCHW": moved["image_NCHW"].to(dtype=dtype)})
