@@ -18,6 +18,7 @@ from pcmepp_openclip.host import seams, training
 from pcmepp_openclip.runs import checkpoints
 from pcmepp_openclip.training import command as train
 from pcmepp_openclip.training.monitor import MonitoredLoss
+from pcmepp_openclip.training.saving import NotSaved
 
 EPOCHS = 4
 RECIPE = [
@@ -215,3 +216,19 @@ def test_the_loss_is_warmed_up_after_the_freeze(data, tmp_path, monkeypatch):
     assert train.main(argv) == 0
     expected = [1.0] * 12 + [share for share in (0.25, 0.5, 0.75, 1.0) for _ in range(3)] + [1.0] * 12
     assert shares == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_full_disk_fails_the_run_and_the_resumed_one_saves(data, tmp_path, monkeypatch):
+    """Only the averaged weights cannot be written."""
+    argv = ["--model", "PCMEpp-tiny", "--train-data", data, "--dataset-type", "webdataset", "--batch-size", "16"]
+    argv += ["--epochs", "1", "--workers", "0", "--precision", "fp32", "--warmup", "0", "--logs", str(tmp_path)]
+    argv += ["--val-data", data, "--val-num-samples", "48", "--swa-start-epoch", "0", "--resume", "latest"]
+    stock = checkpoints.save
+    monkeypatch.setattr(checkpoints, "save", lambda checkpoint, path: path.name != "swa.pt" and stock(checkpoint, path))
+    with pytest.raises(NotSaved, match=r"swa\.pt could not be saved, .* start again with --resume latest"):
+        train.main([*argv, "--name", "run"])
+    assert not (tmp_path / "run/done").exists() and not (tmp_path / "run/checkpoints/swa.pt").exists()
+    monkeypatch.undo()
+    assert train.main([*argv, "--name", "run"]) == 0 and (tmp_path / "run/done").exists()
+    saved, end = checkpoints.load(tmp_path / "run/checkpoints/swa.pt"), load(tmp_path / "run", 1)
+    assert all(torch.equal(tensor, end["state_dict"][name]) for name, tensor in saved["state_dict"].items())

@@ -52,10 +52,12 @@ class BestCheckpoint:
         found = rsum(metrics, self.distance)
         return found is not None and found > self.value
 
-    def save(self, metrics: Mapping[str, float], checkpoint: dict[str, Any]) -> None:
-        """Replace the file by a checkpoint of the weights that were validated."""
+    def save(self, metrics: Mapping[str, float], checkpoint: dict[str, Any]) -> bool:
+        """Replace the file by a checkpoint of the weights that were validated. Whether that has worked."""
         found = rsum(metrics, self.distance)
         assert found is not None
-        if checkpoints.save({**checkpoint, RSUM: found}, self.path):
-            self.value, epochs = found, checkpoint["epoch"]
-            logging.info("Saved %s, the best validation so far: RSUM %.2f after %d epochs.", self.path, found, epochs)
+        if not checkpoints.save({**checkpoint, RSUM: found}, self.path):
+            return False
+        self.value, epochs = found, checkpoint["epoch"]
+        logging.info("Saved %s, the best validation so far: RSUM %.2f after %d epochs.", self.path, found, epochs)
+        return True

@@ -191,7 +191,7 @@ class TrainingHooks:
                 stopped = self.recipe.validate_average(model, call.epoch, validate)
             if any(self.coordinator.gather(stopped)):
                 self._stop(self.save_epoch, call.epoch * self.steps_per_epoch)
-            if self.saves:
+            if self.saves and not self.recipe.unsaved:
                 self.validator.complete(call)
             return metrics
         finally:

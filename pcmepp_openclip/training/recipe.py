@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -40,7 +41,7 @@ class Recipe:
         averages = flags.swa_start is not None and settings.rank == 0  # all ranks have the same weights
         self.average = WeightAverage(flags.swa_start or 0) if averages else None
         self.best: BestCheckpoint | None = None  # set by `start`
-        self.problem = ""  # why the averaged weights are not on the disk
+        self.unsaved: set[Path] = set()  # files whose last save has failed
 
     def set_up_optimizer(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
         """Give it the arguments and the groups that the flags ask for, and log the learning rate of each group."""
@@ -96,7 +97,8 @@ class Recipe:
     def validated(self, model: nn.Module, epochs: int, metrics: Mapping[str, float]) -> None:
         """Keep the weights that were validated, if they are the best so far."""
         if self.best is not None and self.best.is_better(metrics):
-            self.best.save(metrics, self.weights(model, stock_state_dict(model), epochs))
+            saved = self.best.save(metrics, self.weights(model, stock_state_dict(model), epochs))
+            self._note(self.best.path, saved)
 
     def validate_average(
         self, model: nn.Module, epochs: int, validate: Callable[[], tuple[dict[str, Any], bool]]
@@ -121,8 +123,19 @@ class Recipe:
         checkpoint = self.weights(model, self.average.averaged(model), self.settings.epochs)
         if metrics is not None:
             checkpoint["metrics"] = {name: float(value) for name, value in metrics.items()}
-        if checkpoints.save(checkpoint, path):
-            self.problem = ""
+        saved = checkpoints.save(checkpoint, path)
+        if saved:
             logging.info("Saved %s, the average of the weights after %d epochs.", path, self.average.snapshots)
-        else:
-            self.problem = f"The averaged weights could not be saved to {path}, see above: free some space."
+        self._note(path, saved)
+
+    def _note(self, path: Path, saved: bool) -> None:
+        (self.unsaved.discard if saved else self.unsaved.add)(path)
+
+    @property
+    def problem(self) -> str:
+        """Why the run is not complete, or ""."""
+        if not self.unsaved:
+            return ""
+        files = " and ".join(str(path) for path in sorted(self.unsaved))
+        cure = "free some space" if self.settings.validates else "free some space, delete the last checkpoint"
+        return f"{files} could not be saved, see above: {cure}, and start again with --resume latest."
