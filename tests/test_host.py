@@ -168,6 +168,9 @@ class Scenes:
             "HFTokenizer": self.flags(model="with-words"),
             "get_latest_checkpoint": resumed,
             "pt_load": resumed,
+            "const_lr": self.flags("--lr-scheduler", "const"),
+            "const_lr_cooldown": self.flags("--lr-scheduler", "const-cooldown", "--epochs-cooldown", "1"),
+            "backward": self.flags("--freeze-image-epochs", "1", "--epochs", "2"),
         }.get(seam.name, self.flags())
 
 

@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
 from pcmepp_openclip.host import flags
 from pcmepp_openclip.training import command as train
+from pcmepp_openclip.training import finetuning
 
 REPO = Path(__file__).parent.parent
 LAUNCH = REPO / "launch"
@@ -62,9 +64,9 @@ def test_every_script_is_clean_shell():
 def test_a_dry_run_prints_the_command_of_a_recipe(recipe, launcher):
     where = {"DATA": "/the data", "LOGS": "/runs", "NNODES": "2", "HEAD": "node1", "LAUNCH": launcher}
     script = LAUNCH / f"recipes/{recipe}.sh"
-    words = call(script, "--epochs", "3", "--dry-run", "16", "--wandb-notes", "it's 2 $words", **where)
+    words = call(script, "--epochs", "3", "--dry-run", "48", "--wandb-notes", "it's 2 $words", **where)
     start = RUNS[launcher]
-    assert words[: len(start)] == start and not {"--dry-run", "16"} & {*words}
+    assert words[: len(start)] == start and not {"--dry-run", "48"} & {*words}
     if "sbatch --nodes" in launcher:
         flags = words[len(start) :]
     else:
@@ -93,6 +95,17 @@ def test_the_paper_s_recipe():
     wanted |= {"beta1": 0.9, "beta2": 0.98, "eps": 1e-6, "warmup": 5 * 2000, "lr_scheduler": "cosine"}
     wanted |= {"vib_weight": 1e-6, "pp_weight": 0, "init_match_scale": 1, "init_match_shift": 1}
     assert {key: args[key] for key in wanted} == wanted
+
+
+def test_the_paper_s_fine_tuning():
+    words = call(LAUNCH / "recipes/coco-b32.sh", "--dry-run", DATA="/data")
+    args = parsed(words[words.index("pcmepp_openclip.train") + 1 :])
+    wanted = {"epochs": 25, "batch_size": 128, "opt": "timm/adamp", "lr": 5e-4, "wd": 1e-4, "grad_clip_norm": 2}
+    wanted |= {"opt_kwargs": {"wd_ratio": 0.1, "nesterov": False}, "layer_decay": 0.7, "image_lr_multiplier": 0.01}
+    wanted |= {"text_lr_multiplier": 0.1, "freeze_image_epochs": 2, "freeze_text_epochs": None, "lr_drop_epochs": [15]}
+    wanted |= {"swa_start_epoch": 16, "contrastive_weight": 0, "match_weight": 2, "vib_weight": 1e-4, "pp_weight": 0.1}
+    assert {key: args[key] for key in wanted} == wanted
+    finetuning.check(Namespace(**args))
 
 
 def test_the_launchers_take_their_numbers_from_the_variables():

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+from torch import Tensor
+
 from . import seams
 from .trainer import train
 
@@ -45,26 +47,64 @@ class EpochCall(_Call):
         self.scaler: Any = self._argument("scaler")
         self.tb_writer: Any = self._argument("tb_writer")
 
-    def run(self, steps: Callable[[Any], Iterator[tuple[int, Any]]], first_batch: int = 0) -> None:
+    def run(
+        self,
+        steps: Callable[[Any], Iterator[tuple[int, Any]]],
+        first_batch: int = 0,
+        backward: "Backward | None" = None,
+    ) -> None:
         """The epoch, by open_clip's loop, which takes (index, batch) from `steps(loader)`: code between the steps.
 
         Arguments:
             first_batch: the batch at which the loader starts, if it can; 0 for all others.
+            backward: code before and after the gradients of every loss, or None.
         """
-        entered = False
+        entered, taken = False, 0
 
         def hook(loader: Any) -> Iterator[tuple[int, Any]]:
-            nonlocal entered
+            nonlocal entered, taken
             entered = True
-            return steps(loader)
+            for step in steps(loader):
+                taken += 1
+                yield step
 
         info = self.data["train"]
         set_epoch = functools.partial(info.set_epoch, first_batch=first_batch) if first_batch else info.set_epoch
-        with _enumerated(info.dataloader, hook) as loader:
+        with _enumerated(info.dataloader, hook) as loader, _replaced_backward(backward) as calls:
             data = {**self.data, "train": SimpleNamespace(dataloader=loader, set_epoch=set_epoch)}
             stock_train_one_epoch(**{**self._arguments, "data": data})
         if not entered:
             raise seams.never_entered(seams.STEP)
+        if backward is not None and taken >= self._argument("args").accum_freq and not calls:
+            raise seams.never_entered(seams.BACKWARD)
+
+
+class Backward:
+    """Code around the computation of gradients, once per pass that has them. This one changes nothing."""
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """What is differentiated in place of the loss."""
+        return loss
+
+    def finish(self) -> None:
+        """Called when the gradients are there, before they are clipped."""
+
+
+@contextlib.contextmanager
+def _replaced_backward(code: Backward | None) -> Iterator[list]:
+    """A list with an entry for each call of open_clip's `backward`, which runs `code` while the context lasts."""
+    calls: list[None] = []
+    stock = seams.BACKWARD.find()
+
+    @functools.wraps(stock)
+    def backward(loss: Tensor, *args: Any) -> None:
+        assert code is not None
+        calls.append(None)
+        stock(code.scaled(loss), *args)
+        code.finish()
+
+    with seams.BACKWARD.replaced(backward) if code is not None else contextlib.nullcontext():
+        yield calls
 
 
 class ValidationCall(_Call):
@@ -72,8 +112,17 @@ class ValidationCall(_Call):
 
     def __init__(self, args: tuple, kwargs: dict):
         self._arguments = _bound(train.evaluate, args, kwargs)
+        self.model: Any = self._argument("model")
         self.data: dict = self._argument("data")
         self.epoch: int = self._argument("epoch")
+
+    def unrecorded(self) -> "ValidationCall":
+        """The same, with metrics that are logged, but neither written to files nor sent to trackers."""
+        call = copy.copy(self)
+        call._arguments = dict(self._arguments)
+        call.write_results(False)
+        call._argument("args").wandb = False
+        return call
 
     def write_results(self, write: bool) -> None:
         """Whether the metrics are written to files."""

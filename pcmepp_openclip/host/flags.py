@@ -25,7 +25,8 @@ READ = (  # the flags of open_clip that are read here
     *("lock_image", "lock_image_unlocked_groups", "lock_text", "lock_text_unlocked_layers", "pretrained_image"),
     *("siglip", "distill_model", "horovod", "batch_size", "accum_freq", "epochs", "log_every_n_steps"),
     *("train_data", "val_data", "imagenet_val", "imagenet_v2", "dataset_type", "dataset_resampled"),
-    *("train_num_samples", "val_frequency", "logs", "name", "resume"),
+    *("train_num_samples", "val_frequency", "logs", "name", "resume", "lr", "beta1", "beta2", "lr_scheduler"),
+    *("skip_scheduler",),
     *("save_frequency", "save_most_recent", "delete_previous_checkpoint", "torchscript", "use_bnb_linear"),
 )
 AT_LEAST = {"batch_size": 1, "accum_freq": 1, "epochs": 1, "workers": 0, "log_every_n_steps": 1}

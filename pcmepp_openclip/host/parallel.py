@@ -15,6 +15,13 @@ _stock_load_optimizer = torch.optim.Optimizer.load_state_dict
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state_dict: dict) -> None:
     """torch's, which takes the checkpoint's --wd, --beta1, ... over those of the command line, with these kept."""
+    saved, built = len(state_dict["param_groups"]), len(optimizer.param_groups)
+    if saved != built:
+        raise ValueError(
+            f"--resume: the optimizer of the checkpoint has {saved} groups of parameters, and that of this run has "
+            f"{built}: give the same --opt, --layer-decay and multipliers, or start a new run from its weights by "
+            "--pretrained."
+        )
     wanted = [{name: group[name] for name in OPTIMIZER_FLAGS if name in group} for group in optimizer.param_groups]
     _stock_load_optimizer(optimizer, state_dict)
     for group, kept in zip(optimizer.param_groups, wanted, strict=True):

@@ -15,6 +15,8 @@ PUBLISHED = (
     *("coca_caption_loss_weight", "coca_contrastive_loss_weight"),
     # the optimizer
     *("opt", "lr", "beta1", "beta2", "eps", "wd", "momentum", "grad_clip_norm"),
+    *("opt_kwargs", "layer_decay", "image_lr_multiplier", "text_lr_multiplier", "lr_drop_epochs", "lr_drop_factor"),
+    *("freeze_image_epochs", "freeze_text_epochs", "warm_up_after_freeze", "swa_start_epoch"),
     *("warmup", "skip_scheduler", "lr_scheduler", "lr_cooldown_end", "lr_cooldown_power", "epochs_cooldown"),
     # the ranks
     *("batch_size", "accum_freq", "epochs", "seed", "workers", "world_size", "ddp_static_graph", "horovod"),
@@ -34,6 +36,7 @@ FIXED = (
     *("model", "opt", "siglip", "head_only", "lora", "match_logit"),
     *("force_quick_gelu", "force_custom_text", "force_image_size", "force_context_length"),
     *("lock_image", "lock_image_unlocked_groups", "lock_text", "lock_text_unlocked_layers"),
+    *("opt_kwargs", "layer_decay", "image_lr_multiplier", "text_lr_multiplier"),
 )
 # Flags that only matter at the start of a run.
 AT_START = ("pretrained", "pretrained_image", "init_match_scale", "init_match_shift", "init_logvar_bias")

@@ -121,17 +121,21 @@ MAIN = tuple(  # replaced while a training run lasts
         "pt_load": "resume from a checkpoint",
         "get_tokenizer": "find the tokenizer of a PCME++ model",
         "get_data": "read the data",
+        "cosine_lr": "give groups of parameters learning rates of their own",
+        "const_lr": "give groups of parameters learning rates of their own",
+        "const_lr_cooldown": "give groups of parameters learning rates of their own",
         "create_loss": "watch the loss",
         "train_one_epoch": "save, stop and resume",
         "evaluate": "validate a PCME++ model",
     }.items()
 )
 STEP = Seam(_TRAIN, "enumerate", "save, stop and log between steps", f"{_TRAIN}.train_one_epoch", builtin=True)
+BACKWARD = Seam(_TRAIN, "backward", "freeze towers and warm the loss up", f"{_TRAIN}.train_one_epoch")
 METRICS = Seam(_TRAIN, "get_clip_metrics", "validate by the Gaussians", f"{_TRAIN}.evaluate")
 DDP = Seam("torch.nn.parallel", "DistributedDataParallel", "reduce gradients once per step", f"{_MAIN}.main")
 OPTIMIZER = Seam("torch.optim.Optimizer", "load_state_dict", "keep the flags of a resumed run", f"{_MAIN}.main")
 
-TRAINING = (*MAIN, STEP, METRICS, DDP, OPTIMIZER)
+TRAINING = (*MAIN, STEP, BACKWARD, METRICS, DDP, OPTIMIZER)
 ALL = (*LIBRARY, *TRAINING)
 
 USED = (  # as they are
@@ -148,6 +152,7 @@ USED = (  # as they are
     Name("open_clip.timm_model", "TimmModel", "encode images"),
     Name("open_clip.modified_resnet", "ModifiedResNet", "encode images"),
     Name("open_clip.hf_model", "HFTextEncoder", "encode texts"),
+    Name("open_clip.hf_configs", "arch_dict", "find the blocks of a text tower"),
     Name("open_clip.model", "convert_to_custom_text_state_dict", "load weights"),
     Name("open_clip.transform", "PreprocessCfg", "check configs"),
     Name("open_clip.pretrained", "_PRETRAINED", "know the pretrained tags"),

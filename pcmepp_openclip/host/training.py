@@ -28,6 +28,8 @@ __all__ = ["innermost", "metrics_of", "run_main", "stock_evaluate", "stock_get_d
 
 stock_get_data = main.get_data
 stock_pt_load = main.pt_load
+SCHEDULES = {"cosine": "cosine_lr", "const": "const_lr", "const-cooldown": "const_lr_cooldown"}  # by --lr-scheduler
+_stock_schedules = {name: getattr(main, name) for name in SCHEDULES.values()}
 _stock_get_latest_checkpoint = main.get_latest_checkpoint
 
 
@@ -39,6 +41,12 @@ class Hooks(Protocol):
 
     def load_checkpoint(self, path: str) -> dict:
         """The content of a checkpoint, in the format that `main` expects."""
+
+    def set_up_optimizer(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+        """Called once with what `main` has built, before a checkpoint is loaded into it. `model` is not wrapped."""
+
+    def schedule(self, stock: Callable[[int], float], optimizer: torch.optim.Optimizer, steps: int) -> Callable:
+        """A function of the step that sets the learning rates, by open_clip's own; `steps` is those of the run."""
 
     def check_data(self, data: dict) -> None:
         """Called with what `get_data` returns."""
@@ -88,6 +96,7 @@ class _Main:
         self.start_epoch: int | None = None  # of the checkpoint that the run was resumed from
         self.data: dict = {}
         self.model: Any = None  # before `main` wraps it
+        self.optimizer_is_set_up = False
         self.saves = False
         self._hooks: Hooks | None = None
 
@@ -97,7 +106,7 @@ class _Main:
                 stack.enter_context(seam.replaced(self.ledger.noting(seam, getattr(self, seam.name))))
             ddp = ddp_class(passes, on_use=lambda: self.ledger.enter(seams.DDP))
             stack.enter_context(seams.DDP.replaced(ddp))
-            stack.enter_context(seams.OPTIMIZER.replaced(self.ledger.noting(seams.OPTIMIZER, load_optimizer)))
+            stack.enter_context(seams.OPTIMIZER.replaced(self.ledger.noting(seams.OPTIMIZER, self.load_optimizer)))
             code = main.main(argv) or 0
         if code == 0:
             self._check_end()
@@ -123,6 +132,8 @@ class _Main:
             self._expect("pt_load")
         if self.start_epoch is not None and "train" in self.data:
             self.ledger.expect(seams.OPTIMIZER)
+        if "train" in self.data:
+            self._expect(SCHEDULES[self.args.lr_scheduler])
 
     def _check_end(self) -> None:
         self._expect("parse_args", "setup_logging")
@@ -198,6 +209,15 @@ class _Main:
         self.start_epoch = checkpoint.get("epoch")
         return checkpoint
 
+    def load_optimizer(self, optimizer: torch.optim.Optimizer, state_dict: dict) -> None:
+        self._set_up(optimizer)
+        load_optimizer(optimizer, state_dict)
+
+    def _set_up(self, optimizer: torch.optim.Optimizer) -> None:
+        if not self.optimizer_is_set_up:
+            self.hooks.set_up_optimizer(optimizer, self.model)
+            self.optimizer_is_set_up = True
+
     def get_tokenizer(self, *args: Any, **kwargs: Any) -> Any:
         before = registration.LEDGER.calls.copy()
         tokenizer = open_clip.get_tokenizer(*args, **kwargs)
@@ -210,6 +230,20 @@ class _Main:
         self.data = self.make_data(*args, model=self.model, **kwargs)
         self.hooks.check_data(self.data)
         return self.data
+
+    def cosine_lr(self, *args: Any) -> Callable:
+        return self._schedule("cosine_lr", *args)
+
+    def const_lr(self, *args: Any) -> Callable:
+        return self._schedule("const_lr", *args)
+
+    def const_lr_cooldown(self, *args: Any) -> Callable:
+        return self._schedule("const_lr_cooldown", *args)
+
+    def _schedule(self, name: str, optimizer: Any, lr: float, warmup: int, steps: int, *more: Any) -> Callable:
+        self._expect("get_data")
+        self._set_up(optimizer)
+        return self.hooks.schedule(_stock_schedules[name](optimizer, lr, warmup, steps, *more), optimizer, steps)
 
     def create_loss(self, args: Namespace) -> nn.Module:
         """The last call before the first epoch. From here on `main` does not save."""

@@ -88,6 +88,8 @@ def _from_checkpoint(path: Path, request: PushRequest, run: Path | None, folder:
     folder.mkdir(parents=True, exist_ok=True)
     bank_size, calibration = _stage_bank(request, folder, tensors)
     metrics, bins = _last(logs / record.RESULTS, epochs), _last(logs / record.UNCERTAINTY, epochs)
+    if isinstance(checkpoint.get("metrics"), dict):  # averaged weights, of which the run's files do not tell
+        metrics, bins = checkpoint["metrics"], {}
     history = [] if samples is None else record.read_lines(logs / record.HISTORY, "samples", samples)
     facts = Facts(
         repo_id=request.repo_id,

@@ -1,6 +1,6 @@
 """What a log-variance branch is: a tower's tokens, and from them the mean and the log-variance."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,11 @@ class Branch:
     def modules(self) -> list[nn.Module]:
         """The modules of the branch, which are trained where the tower is frozen."""
         raise NotImplementedError
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """The copies of a tower's blocks that the branch is made of; () where it is a head of its own."""
+        return ()
 
     @property
     def dtype(self) -> torch.dtype:

@@ -13,7 +13,7 @@ one token: the first one, or, where the tower averages, the average of the token
 Nothing here knows open_clip: its blocks are taken apart by `host.towers.parts_of`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +41,10 @@ class SplitBranch(Branch):
     @property
     def modules(self) -> list[nn.Module]:
         return [getattr(self.tower.holder, BLOCKS)]
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        return Stack.of(getattr(self.tower.holder, BLOCKS)).blocks
 
     @property
     def last_shared(self) -> nn.Module:

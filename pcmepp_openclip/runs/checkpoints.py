@@ -205,6 +205,6 @@ def prune(folder: Path, keep: Path, keep_every_epoch: bool) -> None:
 
 def _leftovers(folder: Path) -> Iterator[Path]:
     """Temporary files of processes that were killed while they saved."""
-    for path in folder.glob(".epoch_*.pt.*.tmp"):
+    for path in folder.glob(".*.pt.*.tmp"):
         if path.suffixes[-2] != f".{os.getpid()}":
             yield path

@@ -6,4 +6,8 @@ validation that was interrupted. `caching` fills a cache of tokens before the fi
 about several captions per image. `monitor` watches the loss,
 `health` warns of an uncertainty that loses its meaning, `coordination` lets all ranks save or stop at the same step,
 `waits` bounds waiting, and `push` hands checkpoints to the Hub.
+
+`finetuning` has the flags for fine-tuning, and `recipe` does what they ask for: `param_groups` and `schedule` set
+learning rates, `freezing` freezes towers, `swa` averages weights and `best` keeps the best ones. `optimizers` checks
+the optimizer and its arguments.
 """

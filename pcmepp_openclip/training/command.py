@@ -31,7 +31,7 @@ from ..system import files
 from ..system.processes import end_children
 from ..system.redact import redact_args
 from ..system.text import did_you_mean
-from . import push
+from . import finetuning, push
 from .caching import cached_data
 from .captions import check_captions
 from .coordination import EXIT_STOPPED, Stopped
@@ -111,6 +111,7 @@ def own_parser() -> argparse.ArgumentParser:
         help="freeze the weights of both towers, and train changes of this rank to them (LoRA) in addition to the "
         "log-variance branch",
     )
+    finetuning.add_arguments(parser)
     data.add_arguments(parser)
     push.add_arguments(parser)
     group = parser.add_argument_group("checkpoints and time-outs")
@@ -156,6 +157,7 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> tuple[argparse.Namespac
     check_minutes(own)
     args.pcmepp_cfg = merged_cfg(args)
     flags.check_for_lora(args)
+    finetuning.check(args)
     data_flags = data.DataFlags.from_args(args, redact_args(args))
     check_head_only(args, data_flags)
     check_captions(args)
@@ -204,7 +206,8 @@ def run(args: argparse.Namespace, spec: data.DataSpec, rest: list[str]) -> int:
         nonlocal loop, pushing
         pushing = push.Pusher(target, settings.folder, args.hub_license, args.hub_tag)
         evaluate_fn = evaluate if probabilistic else training.stock_evaluate
-        loop = TrainingHooks(settings, description, args.pcmepp_cfg, evaluate_fn, probabilistic, pushing)
+        recipe = finetuning.FineTuning.from_args(args)
+        loop = TrainingHooks(settings, description, args.pcmepp_cfg, evaluate_fn, probabilistic, pushing, recipe)
         return loop
 
     def finish_push(seconds: float, hurry: Callable[[], bool] = lambda: False) -> None:

@@ -14,6 +14,8 @@ from ..host.flags import PlannedRun, empty_batch, model_without_weights, planned
 from ..host.towers import embedding_dim
 from ..models.lora import lora_state_dict
 from ..runs import checkpoints
+from . import param_groups
+from .finetuning import FineTuning
 
 
 def dry_run(args: Any, spec: data.DataSpec) -> None:
@@ -33,6 +35,11 @@ def describe(args: Any, spec: data.DataSpec) -> Iterator[tuple[str, str]]:
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     yield "model", f"{run.model}, {parameters:,} parameters, {trained:,} trained"
     yield "weights", start
+    recipe = FineTuning.from_args(args)
+    if recipe.groups:
+        yield from (("note", line) for line in param_groups.check_blocks(model, recipe))
+        for name, lr, count in param_groups.table(model, recipe, args.lr):
+            yield f"  {name}", f"learning rate {lr:.4g}, {count:,} parameters"
 
     global_batch = run.batch_size * run.world_size * run.accum_freq
     yield "ranks", str(run.world_size)

@@ -9,8 +9,9 @@ import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import torch
 from torch import nn
 
 from ..host import training
@@ -20,11 +21,13 @@ from ..host.weights import plain_names
 from ..runs import checkpoints, record, rng
 from ..runs.lock import FolderLock, take_folder
 from .coordination import RankCoordinator, Stopped
+from .finetuning import FineTuning
 from .monitor import Monitor
 from .push import Pusher
+from .recipe import Recipe
 from .resuming import ResumedRun, restore_lora
 from .revalidation import Validator
-from .saving import CheckpointWriter, NotSaved, checkpoint_of
+from .saving import CheckpointWriter, NotSaved, checkpoint_of, weights_of
 from .steps import Batches, EpochStart, EpochSteps, Progress
 from .waits import Waiter
 
@@ -39,6 +42,7 @@ class TrainingHooks:
         keep_rng: whether the state of the random number generators is restored after a validation. open_clip does not
             restore it, and plain models should train as they do there.
         pusher: receives every finished checkpoint.
+        finetuning: the flags for fine-tuning.
     """
 
     def __init__(
@@ -49,9 +53,11 @@ class TrainingHooks:
         evaluate: Callable[..., dict],
         keep_rng: bool,
         pusher: Pusher,
+        finetuning: FineTuning,
     ):
         self.settings, self.description, self.pcmepp_cfg, self.pusher = settings, description, pcmepp_cfg, pusher
         self.keep_rng = keep_rng
+        self.recipe = Recipe(finetuning, settings, pcmepp_cfg, weights=self._weights)
         self.lock: FolderLock | None = take_folder(settings.folder) if settings.rank == 0 else None
         self.writer = CheckpointWriter(settings, pusher, self.lock)
         self.waiter = Waiter(lambda: self.coordinator.stop_asked)
@@ -95,6 +101,9 @@ class TrainingHooks:
         if "state_dict" in checkpoint:
             checkpoint["state_dict"] = plain_names(checkpoint["state_dict"])
             resumed = ResumedRun(Path(path), checkpoint, self.settings, hyperparameters)
+            if "optimizer" not in checkpoint and self.settings.trains:
+                raise ValueError(f"--resume {path} holds weights alone, which cannot be resumed: use --pretrained.")
+            self.recipe.resume(checkpoint)
         restore_lora(path, checkpoint, expected="lora" in hyperparameters)
         if resumed is not None:
             self.resumed, self.progress.samples_seen = resumed, resumed.samples_seen
@@ -103,6 +112,12 @@ class TrainingHooks:
                 checkpoint["epoch"] -= 1
                 self.revalidate = True
         return checkpoint
+
+    def set_up_optimizer(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+        self.recipe.set_up_optimizer(optimizer, model)
+
+    def schedule(self, stock: Callable[[int], float], optimizer: torch.optim.Optimizer, steps: int) -> Callable:
+        return self.recipe.schedule(stock, optimizer, steps)
 
     def check_data(self, data: dict) -> None:
         batches, accum = data["train"].dataloader.num_batches if "train" in data else None, self.settings.accum_freq
@@ -115,6 +130,7 @@ class TrainingHooks:
     def watch_loss(self, loss: nn.Module, saves: bool) -> nn.Module:
         self.monitor = Monitor(loss, self.settings, self.pcmepp_cfg)
         self.saves = saves
+        self.recipe.start(saves)
         if saves:
             self.monitor.history = self.settings.checkpoints / record.HISTORY
         return self.monitor.loss
@@ -152,9 +168,12 @@ class TrainingHooks:
             tb_writer=epoch.tb_writer,
         )
         self.save_epoch = functools.partial(save, batches)
-        epoch.run(steps, first_batch=start.batch if supports_position else 0)
+        model, watched, per_epoch = training.innermost(epoch.model), self.monitor.loss, self.steps_per_epoch
+        backward = self.recipe.around_backward(model, epoch.index, per_epoch, step=lambda: watched.step)
+        epoch.run(steps, first_batch=start.batch if supports_position else 0, backward=backward)
         self.coordinator.expect_steps(running=False)
         complete, frequency = epoch.index + 1, self.settings.save_frequency
+        self.recipe.end_epoch(model, epoch.index)
         wanted = frequency > 0 and complete % frequency == 0
         if wanted or complete == self.settings.epochs or self.coordinator.wants_stop:
             self.save_epoch()
@@ -165,9 +184,14 @@ class TrainingHooks:
             if "train" not in call.data:
                 return call.run(self.validator.evaluate)
             metrics, stopped = self.validator.validate(call, self.saves)
+            if not stopped and not self.validator.unrecorded:
+                model, average = training.innermost(call.model), call.unrecorded()
+                self.recipe.validated(model, call.epoch, metrics)
+                validate = functools.partial(self.validator.validate, average, saves=False)
+                stopped = self.recipe.validate_average(model, call.epoch, validate)
             if any(self.coordinator.gather(stopped)):
                 self._stop(self.save_epoch, call.epoch * self.steps_per_epoch)
-            if self.saves:
+            if self.saves and not self.recipe.unsaved:
                 self.validator.complete(call)
             return metrics
         finally:
@@ -204,12 +228,18 @@ class TrainingHooks:
                 "This run has completed all --epochs %d: nothing is left to train. Raise --epochs to continue it.",
                 self.settings.epochs,
             )
-        problem = self.writer.last_problem() or self.validator.unrecorded
+        problem = self.writer.last_problem() or self.validator.unrecorded or self.recipe.problem
         if problem:
             raise NotSaved(problem)
         self.coordinator.mark("done", f"{self.progress.samples_seen} samples")
 
     # Private helpers.
+
+    def _weights(self, model: nn.Module, state_dict: dict[str, Any], epochs: int) -> dict[str, Any]:
+        """A checkpoint of weights alone, after so many epochs."""
+        state = {"step": epochs * self.steps_per_epoch, "samples_seen": self.progress.samples_seen}
+        about = self.description.metadata(model, self.resumed.about if self.resumed else {})
+        return weights_of(state_dict, self.settings.name, epochs, state, about)
 
     def _save(
         self,
@@ -243,6 +273,7 @@ class TrainingHooks:
         resumed = self.resumed.about if self.resumed else {}
         about = self.description.metadata(training.innermost(epoch.model), resumed)
         checkpoint = checkpoint_of(epoch.model, epoch.optimizer, epoch.scaler, settings.name, epochs, state, about)
+        self.recipe.extend(checkpoint)
         self.coordinator.saved(well=self.writer.write(checkpoint, batches, validated))
 
     def _stop(self, save: Callable[[], None], step: int) -> NoReturn:

@@ -77,20 +77,21 @@ class CheckpointWriter:
         )
 
 
+def weights_of(
+    state_dict: dict[str, Any], name: str, epochs: int, training: dict[str, Any], about: dict[str, Any]
+) -> dict[str, Any]:
+    """The content of a checkpoint that is not to be resumed."""
+    return {"epoch": epochs, "name": name, "state_dict": state_dict, "training": training, "about": about}
+
+
 def checkpoint_of(
     model: Any, optimizer: Any, scaler: Any, name: str, epochs: int, training: dict[str, Any], about: dict[str, Any]
 ) -> dict[str, Any]:
     """The content of a checkpoint: the entries of stock open_clip, `training` and `about`. Of a model with LoRA,
     `state_dict` is that of the model without, and `lora` what else a resumed run needs."""
     model = innermost(model)
-    checkpoint = {
-        "epoch": epochs,
-        "name": name,
-        "state_dict": stock_state_dict(model),
-        "optimizer": optimizer.state_dict(),
-        "training": training,
-        "about": about,
-    }
+    checkpoint = weights_of(stock_state_dict(model), name, epochs, training, about)
+    checkpoint["optimizer"] = optimizer.state_dict()
     if lora := lora_state_dict(model):
         checkpoint["lora"] = lora
     if scaler is not None:

@@ -3,6 +3,7 @@
 N samples, L tokens, C channels of a tower, D dimensions of an embedding.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -35,6 +36,9 @@ class Tower:
     """
 
     parts: ClassVar[tuple[str, ...]] = ()  # attributes of the model that are used, by their path
+    backbone: ClassVar[
+        tuple[str, ...]
+    ] = ()  # attributes of the holder: all of the tower but its projection, or pooling
 
     def __init__(self, model: Any):
         self.model = model
@@ -53,6 +57,19 @@ class Tower:
     def width(self) -> int:
         """C."""
         raise NotImplementedError
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """The blocks of the backbone, which follow one another; () where it has no list of them."""
+        return ()
+
+    def backbone_parameters(self) -> Iterator[nn.Parameter]:
+        for name in self.backbone:
+            part = getattr(self.holder, name)
+            if isinstance(part, nn.Module):
+                yield from part.parameters()
+            elif part is not None:
+                yield part
 
     def check(self, batch: Any) -> None:
         """ValueError for what a user may pass by mistake."""
@@ -123,6 +140,10 @@ class SplitTower(Tower):
     def stack(self, start: int | None = None, stop: int | None = None) -> Stack:
         """Blocks `start` to `stop`."""
         return Stack.of(self.transformer, start, stop)
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        return self.stack().blocks
 
     @property
     def width(self) -> int:

@@ -1,10 +1,12 @@
 """A text tower from Hugging Face's transformers."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from open_clip.hf_configs import arch_dict
 from open_clip.hf_model import HFTextEncoder
-from torch import Tensor
+from torch import Tensor, nn
 
 from .base import Tokens, Tower, check_text
 
@@ -13,6 +15,7 @@ class HuggingFaceTower(Tower):
     """Its tokens are the last hidden state; those of the padding do not count."""
 
     parts = ("text.transformer", "text.pooler", "text.proj", "text.config.pad_token_id")
+    backbone = ("transformer",)
 
     @staticmethod
     def fits(model: Any) -> bool:
@@ -26,6 +29,14 @@ class HuggingFaceTower(Tower):
     def width(self) -> int:
         config = self.model.text.config
         return getattr(config, "d_model", None) or config.hidden_size
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """By the name that open_clip knows them by, which it locks layers with."""
+        transformer, kind = self.model.text.transformer, self.model.text.config.model_type
+        name = arch_dict.get(kind, {}).get("config_names", {}).get("layer_attr", "")
+        blocks = getattr(getattr(transformer, "encoder", transformer), name, ())
+        return list(blocks) if isinstance(blocks, nn.ModuleList) else ()
 
     @property
     def pad_id(self) -> int:

@@ -11,9 +11,14 @@ from .base import ImageTower, Tokens
 class ResNetTower(ImageTower):
     """Its tokens are the last feature map, flattened, which the tower itself pools by attention."""
 
+    backbone = (
+        *("conv1", "bn1", "conv2", "bn2", "conv3", "bn3"),
+        *("layer1", "layer2", "layer3", "layer4"),
+    )
     parts = (
-        *("visual.stem", "visual.layer1", "visual.layer2", "visual.layer3", "visual.layer4"),
+        "visual.stem",
         *("visual.attnpool.c_proj.in_features", "visual.image_size", "visual.conv1.weight"),
+        *(f"visual.{name}" for name in backbone),
     )
 
     @staticmethod

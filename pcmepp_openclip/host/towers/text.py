@@ -1,6 +1,6 @@
 """open_clip's own text transformer, which is a part of a CLIP and a module of a CustomTextCLIP."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from open_clip.transformer import TextTransformer
@@ -20,6 +20,7 @@ class TextTransformerTower(SplitTower):
     """It pools one token: the first, the last, EOT, or an additional one at the end."""
 
     projection, bias = "uncertainty_text_projection", "uncertainty_text_bias"
+    backbone: ClassVar[tuple[str, ...]] = ("token_embedding", "positional_embedding", "transformer", "ln_final")
     pools_one_token = True
 
     @property
@@ -123,6 +124,7 @@ class CustomTextTower(TextTransformerTower):
     """That of a CustomTextCLIP. With `embed_cls` an additional token is appended and pooled."""
 
     parts = tuple(f"text.{part}" for part in (*_TEXT_PARTS, "pool_type", "eos_id", "pad_id", "cls_emb"))
+    backbone = (*TextTransformerTower.backbone, "cls_emb")
 
     @staticmethod
     def fits(model: Any) -> bool:

@@ -1,10 +1,11 @@
 """An image tower from timm."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from open_clip.timm_model import TimmModel
-from torch import Tensor
+from torch import Tensor, nn
 
 from .base import ImageTower, Tokens
 
@@ -16,6 +17,7 @@ class TimmTower(ImageTower):
         *("visual.trunk.forward_features", "visual.trunk.forward_head", "visual.trunk.num_features"),
         *("visual.head", "visual.image_size"),
     )
+    backbone = ("trunk",)
 
     @staticmethod
     def fits(model: Any) -> bool:
@@ -24,6 +26,12 @@ class TimmTower(ImageTower):
     @property
     def width(self) -> int:
         return self.model.visual.trunk.num_features
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """Those of transformers; other trunks have stages, under many names."""
+        blocks = getattr(self.model.visual.trunk, "blocks", ())
+        return list(blocks) if isinstance(blocks, (nn.Sequential, nn.ModuleList)) else ()
 
     @property
     def size(self) -> None:

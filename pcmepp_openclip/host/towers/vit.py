@@ -13,10 +13,15 @@ class VisionTransformerTower(ImageTower, SplitTower):
     """It pools the token of the class, the average of the others, or all of them by attention."""
 
     projection, bias = "uncertainty_proj", "uncertainty_bias"
+    backbone = (
+        *("conv1", "class_embedding", "positional_embedding", "ln_pre"),
+        *("transformer", "attn_pool", "ln_post"),
+    )
     parts = (
         *("visual.transformer.resblocks", "visual.transformer.grad_checkpointing", "visual.transformer.width"),
         *("visual.proj", "visual.image_size", "visual.conv1.weight"),
-        *("visual.pool_type", "visual.attn_pool"),
+        *("visual.pool_type", "visual.attn_pool", "visual.ln_pre", "visual.ln_post"),
+        *("visual.class_embedding", "visual.positional_embedding"),
         *(f"visual.transformer.resblocks.0.{part}" for part in PARTS),
     )
 

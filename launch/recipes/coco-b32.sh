@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Fine-tuning of CLIP ViT-B/32 on COCO with the hyperparameters of the paper (https://arxiv.org/abs/2305.18171).
+#
+#   DATA=/data LOGS=/runs launch/recipes/coco-b32.sh [flags, which override those below]
+set -euo pipefail
+# shellcheck source=launch/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+: "${DATA:?the folder that holds coco}"
+
+recipe=(
+    --model PCMEpp-ViT-B-32 --pretrained openai --force-quick-gelu
+    --train-data "coco=$DATA/coco/train/*.tar"
+    --val-data "$DATA/coco/val/00000.tar" --val-num-samples 1000
+    --dataset-type webdataset
+    --workers 8
+    --batch-size 128                # on one rank; with more, keep the product
+    --epochs 25
+    --contrastive-weight 0 --match-weight 2 --pp-weight 0.1 --vib-weight 1e-4
+    --match-logit learned --init-match-scale 5 --init-match-shift 5 --train-means-by all
+    --opt timm/adamp --opt-kwargs wd_ratio=0.1 nesterov=false
+    --lr 5e-4 --wd 1e-4 --grad-clip-norm 2
+    --layer-decay 0.7 --image-lr-multiplier 0.01 --text-lr-multiplier 0.1
+    --freeze-image-epochs 2 --warm-up-after-freeze
+    --lr-scheduler const --warmup 0 --lr-drop-epochs 15
+    --swa-start-epoch 16
+    --save-best
+    --precision fp32
+    --save-every-minutes 15
+    --report-to tensorboard
+)
+start_recipe "${recipe[@]}"

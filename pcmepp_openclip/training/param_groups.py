@@ -1,0 +1,120 @@
+"""Learning rates by layer: each group of parameters has --lr times a factor of its own.
+
+    group                                          factor
+    block i of the n blocks of a tower, i from 0   multiplier of the tower * decay^(n - i)
+    log-variance block j of k, j from 0            multiplier of the tower * decay^(k - j)
+    embeddings and norms of a tower                multiplier of the tower
+    everything else                                1
+
+Everything else is what a tower pools and projects by, the bias of the log-variances, a, b and the logit scale and bias.
+A log-variance branch on top of a tower, of which it has no blocks, belongs there, too. A tower without a list of blocks
+has its multiplier only.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ..host.towers import image_tower, text_tower
+from .finetuning import FineTuning
+
+HEADS = "heads"
+SCALE, NAME = "lr_scale", "name"  # keys of a group of the optimizer; the first is timm's name for it
+
+
+class Place(NamedTuple):
+    """Where a parameter is in a model.
+
+    Arguments:
+        group: the name of its group, such as "image block 3".
+        tower: "image" or "text"; "" for what is trained with the full learning rate.
+        depth: exponent of the decay: number of blocks up to the end of the tower, this one included; 0 for what is in
+            no block.
+        backbone: whether it is of the tower itself, not of its log-variance branch.
+    """
+
+    group: str
+    tower: str = ""
+    depth: int = 0
+    backbone: bool = False
+
+
+def places(model: Any) -> dict[str, Place]:
+    """The place of every parameter, by name, of a model of any kind, PCME++ or not."""
+    found: dict[int, Place] = {}
+    for name, tower in (("image", image_tower(model)), ("text", text_tower(model))):
+        branch = getattr(model, f"{name}_branch", None)
+        for what, blocks, backbone in (
+            ("block", tower.blocks, True),
+            ("log-variance block", branch.blocks if branch is not None else (), False),
+        ):
+            for i, block in enumerate(blocks):
+                place = Place(f"{name} {what} {i}", name, len(blocks) - i, backbone)
+                found |= {id(parameter): place for parameter in block.parameters()}
+        rest = Place(f"{name} embeddings and norms", name, 0, True)
+        found |= {id(parameter): rest for parameter in tower.backbone_parameters() if id(parameter) not in found}
+    return {name: found.get(id(parameter), Place(HEADS)) for name, parameter in model.named_parameters()}
+
+
+def backbone_parameters(model: Any, tower: str) -> list[nn.Parameter]:
+    """Those of a tower that are neither of its heads nor of its log-variance branch."""
+    place_of = places(model)
+    return [
+        parameter
+        for name, parameter in model.named_parameters()
+        if place_of[name].backbone and place_of[name].tower == tower
+    ]
+
+
+def factor(place: Place, recipe: FineTuning) -> float:
+    """What --lr is multiplied by there."""
+    multiplier = {"image": recipe.image_multiplier, "text": recipe.text_multiplier, "": 1.0}[place.tower]
+    return multiplier * recipe.layer_decay**place.depth
+
+
+def check_blocks(model: Any, recipe: FineTuning) -> Iterator[str]:
+    """What --layer-decay does not do; ValueError if that is everything."""
+    lacking = [name for name, tower in (("image", image_tower(model)), ("text", text_tower(model))) if not tower.blocks]
+    if recipe.layer_decay == 1 or not lacking:
+        return
+    if len(lacking) == 2:
+        raise ValueError(
+            "--layer-decay needs a tower with a list of blocks, and neither has one: use --image-lr-multiplier and "
+            "--text-lr-multiplier."
+        )
+    yield (
+        f"--layer-decay has no effect on the {lacking[0]} tower, which has no list of blocks: "
+        f"--{lacking[0]}-lr-multiplier applies to all of it."
+    )
+
+
+def set_groups(optimizer: torch.optim.Optimizer, model: Any, recipe: FineTuning) -> None:
+    """Split the groups that an optimizer was built with, so that each has one place; all else of a group stays.
+
+    The group of the full learning rate comes first: open_clip logs the rate of the first one."""
+    place_of = places(model)
+    by_id = {id(parameter): place_of[name] for name, parameter in model.named_parameters()}
+    order = {place.group: i for i, place in enumerate(place_of.values())} | {HEADS: -1}
+    groups: list[dict[str, Any]] = []
+    for group in optimizer.param_groups:
+        split: dict[str, dict[str, Any]] = {}
+        for parameter in group["params"]:
+            place = by_id[id(parameter)]
+            scale = factor(place, recipe)
+            made = {**group, "params": [], SCALE: scale, NAME: place.group, "lr": group["lr"] * scale}
+            split.setdefault(place.group, made)["params"].append(parameter)
+        groups += split.values()
+    optimizer.param_groups[:] = sorted(groups, key=lambda group: order[group[NAME]])
+
+
+def table(model: Any, recipe: FineTuning, lr: float) -> list[tuple[str, float, int]]:
+    """(group, its learning rate at the full --lr, number of parameters that are trained), in the order of the model."""
+    place_of = places(model)
+    counts: dict[Place, int] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            counts[place_of[name]] = counts.get(place_of[name], 0) + parameter.numel()
+    rows = [(place.group, lr * factor(place, recipe), count) for place, count in counts.items()]
+    return sorted(rows, key=lambda row: row[0] != HEADS)

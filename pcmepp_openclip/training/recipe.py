@@ -1,0 +1,141 @@
+"""What the flags for fine-tuning do in a run: the methods of `TrainingHooks` call these."""
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from ..config import PCMEppCfg
+from ..host.flags import RunSettings
+from ..models.lora import stock_state_dict
+from ..runs import checkpoints
+from .best import BestCheckpoint
+from .finetuning import FineTuning
+from .freezing import FrozenEpoch, frozen_epoch
+from .param_groups import check_blocks, set_groups, table
+from .schedule import scheduled
+from .swa import FILE as SWA_FILE
+from .swa import WeightAverage
+
+
+class Weights(Protocol):
+    """Makes a checkpoint of weights alone."""
+
+    def __call__(self, model: nn.Module, state_dict: dict[str, Any], epochs: int) -> dict[str, Any]: ...
+
+
+class Recipe:
+    """The fine-tuning of one run.
+
+    Arguments:
+        flags: what was asked for.
+        weights: makes the checkpoints that are kept: the averaged weights and the best ones.
+    """
+
+    def __init__(self, flags: FineTuning, settings: RunSettings, pcmepp_cfg: dict | None, weights: Weights):
+        self.flags, self.settings, self.weights = flags, settings, weights
+        self.distance = PCMEppCfg.parse(pcmepp_cfg).distance if pcmepp_cfg else "cosine"
+        averages = flags.swa_start is not None and settings.rank == 0  # all ranks have the same weights
+        self.average = WeightAverage(flags.swa_start or 0) if averages else None
+        self.best: BestCheckpoint | None = None  # set by `start`
+        self.unsaved: set[Path] = set()  # files whose last save has failed
+
+    def set_up_optimizer(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+        """Give it the arguments and the groups that the flags ask for, and log the learning rate of each group."""
+        for group in (*optimizer.param_groups, optimizer.defaults):
+            group.update(self.flags.opt_kwargs)
+        if self.flags.opt_kwargs and self.settings.rank == 0:
+            given = ", ".join(f"{key}: {value}" for key, value in self.flags.opt_kwargs.items())
+            logging.info("--opt-kwargs changes %s to %s.", type(optimizer).__name__, given)
+        if not self.flags.groups:
+            return
+        warnings = list(check_blocks(model, self.flags))
+        if self.settings.rank == 0:
+            for line in warnings:
+                logging.warning(line)
+            for name, lr, count in table(model, self.flags, optimizer.defaults["lr"]):
+                logging.info("Learning rate of %s: %.4g, %d parameters.", name, lr, count)
+        set_groups(optimizer, model, self.flags)
+
+    def schedule(self, stock: Callable[[int], float], optimizer: torch.optim.Optimizer, steps: int) -> Callable:
+        """open_clip's schedule itself, unless learning rates drop or differ between groups."""
+        if not self.flags.groups and not self.flags.drop_epochs:
+            return stock
+        per_epoch = steps // self.settings.epochs
+        return scheduled(stock, optimizer, per_epoch, self.flags.drop_epochs, self.flags.drop_factor)
+
+    def resume(self, checkpoint: dict[str, Any]) -> None:
+        """Take what belongs to the recipe out of a checkpoint."""
+        saved = checkpoint.pop("swa", None)
+        if self.flags.swa_start is not None:  # every rank finds a mistake, and one keeps the average
+            average = self.average or WeightAverage(self.flags.swa_start)
+            average.restore(saved, checkpoint.get("epoch", 0))
+
+    def start(self, saves: bool) -> None:
+        """Before the first epoch. `saves` is whether this rank writes to the run folder."""
+        if saves and self.flags.save_best:
+            self.best = BestCheckpoint(self.settings.checkpoints, self.distance)
+
+    def around_backward(self, model: nn.Module, epoch: int, steps: int, step: Callable[[], int]) -> FrozenEpoch | None:
+        return frozen_epoch(self.flags, model, epoch, steps, step)
+
+    def end_epoch(self, model: nn.Module, epoch: int) -> None:
+        """After the last step of an epoch, and before its checkpoint: once that is there, no epoch is repeated."""
+        if self.average is not None and epoch >= self.average.start:
+            self.average.add(model)
+            if epoch + 1 == self.settings.epochs:
+                self.save_average(model)
+
+    def extend(self, checkpoint: dict[str, Any]) -> None:
+        """Add what a resumed run needs to a checkpoint."""
+        if self.average is not None and self.average.snapshots:
+            checkpoint["swa"] = self.average.state_dict()
+
+    def validated(self, model: nn.Module, epochs: int, metrics: Mapping[str, float]) -> None:
+        """Keep the weights that were validated, if they are the best so far."""
+        if self.best is not None and self.best.is_better(metrics):
+            saved = self.best.save(metrics, self.weights(model, stock_state_dict(model), epochs))
+            self._note(self.best.path, saved)
+
+    def validate_average(
+        self, model: nn.Module, epochs: int, validate: Callable[[], tuple[dict[str, Any], bool]]
+    ) -> bool:
+        """Validate the averaged weights after the last epoch, and save them with their metrics.
+
+        Arguments:
+            validate: returns the metrics, and whether it was interrupted, as this function does.
+        """
+        if self.average is None or epochs != self.settings.epochs:
+            return False
+        logging.info("Validating the average of the weights after %d epochs:", self.average.snapshots)
+        with self.average.loaded(model):
+            metrics, stopped = validate()
+        if not stopped:
+            self.save_average(model, metrics)
+        return stopped
+
+    def save_average(self, model: nn.Module, metrics: Mapping[str, float] | None = None) -> None:
+        assert self.average is not None
+        path = self.settings.checkpoints / SWA_FILE
+        checkpoint = self.weights(model, self.average.averaged(model), self.settings.epochs)
+        if metrics is not None:
+            checkpoint["metrics"] = {name: float(value) for name, value in metrics.items()}
+        saved = checkpoints.save(checkpoint, path)
+        if saved:
+            logging.info("Saved %s, the average of the weights after %d epochs.", path, self.average.snapshots)
+        self._note(path, saved)
+
+    def _note(self, path: Path, saved: bool) -> None:
+        (self.unsaved.discard if saved else self.unsaved.add)(path)
+
+    @property
+    def problem(self) -> str:
+        """Why the run is not complete, or ""."""
+        if not self.unsaved:
+            return ""
+        files = " and ".join(str(path) for path in sorted(self.unsaved))
+        cure = "free some space" if self.settings.validates else "free some space, delete the last checkpoint"
+        return f"{files} could not be saved, see above: {cure}, and start again with --resume latest."
