@@ -111,7 +111,7 @@ class PairBatch:
                 self.reduction,
                 self.with_contrastive,
                 self.trained_means is not None,
-                self.labels,
+                self.labels if fused else None,
             )
         )
         return terms if fused else PairTerms(terms.contrastive, *self._matching(), *terms[4:])

@@ -2,7 +2,7 @@
 
 `command` is `pcmepp train`, with its `dry_run`. `hooks` is what open_clip's loop calls: `steps` runs code between the
 steps, `saving` and `resuming` are about checkpoints, `validation` computes the metrics and `revalidation` repeats a
-validation that was interrupted. `caching` fills a cache of tokens before the first epoch. `monitor` watches the loss,
-`health` warns of an uncertainty that loses its meaning, `coordination` lets all ranks save or stop at the same step,
-`waits` bounds waiting, and `push` hands checkpoints to the Hub.
+validation that was interrupted. `caching` fills a cache of tokens before the first epoch, and `augment` changes batches
+before a step. `monitor` watches the loss, `health` warns of an uncertainty that loses its meaning, `coordination` lets
+all ranks save or stop at the same step, `waits` bounds waiting, and `push` hands checkpoints to the Hub.
 """

@@ -31,7 +31,7 @@ from ..system import files
 from ..system.processes import end_children
 from ..system.redact import redact_args
 from ..system.text import did_you_mean
-from . import push
+from . import augment, push
 from .caching import cached_data
 from .coordination import EXIT_STOPPED, Stopped
 from .dry_run import dry_run
@@ -111,6 +111,7 @@ def own_parser() -> argparse.ArgumentParser:
         "log-variance branch",
     )
     data.add_arguments(parser)
+    augment.add_arguments(parser)
     push.add_arguments(parser)
     group = parser.add_argument_group("checkpoints and time-outs")
     group.add_argument(
@@ -157,6 +158,7 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> tuple[argparse.Namespac
     flags.check_for_lora(args)
     data_flags = data.DataFlags.from_args(args, redact_args(args))
     check_head_only(args, data_flags)
+    augment.check_arguments(args)
     _, args.rank, args.world_size = training.world_info_from_env()
     args.world_size = args.dry_run or args.world_size
     if args.rank == 0:
@@ -211,8 +213,9 @@ def run(args: argparse.Namespace, spec: data.DataSpec, rest: list[str]) -> int:
 
     def get_data(args: argparse.Namespace, preprocess_fns: Any, epoch: int, tokenizer: Any, model: Any) -> dict:
         make_train = None
+        assert loop is not None
+        loop.augment = augment.batch_augmentation(args, tokenizer)
         if args.cache_tokens:
-            assert loop is not None
             towers = cache.Towers(model, tower_config(args), args.precision, **training.computing(args))
             make_train = functools.partial(cached_data, loop, Path(args.cache_tokens), spec, towers)
         return data.get_data(training.stock_get_data, spec, args, preprocess_fns, epoch, tokenizer, make_train)
