@@ -9,6 +9,8 @@ from slow import slow_labels, slow_soft_terms
 from test_loss import batch, grads, relative
 
 import pcmepp_openclip as pp
+from benchmarks import labels as benchmark
+from benchmarks.loss import inputs
 from pcmepp_openclip.losses import fused
 from pcmepp_openclip.models.labelled import LabelledImages
 
@@ -122,3 +124,19 @@ def test_a_batch_moves_as_the_loop_asks():
     assert (moved.own_id_N.dtype, moved.own_share_N.dtype, moved.token_seed_N) == (torch.int64, torch.float32, None)
     kept = moved.to(device="cpu", dtype=open_clip.get_input_dtype("fp32"))  # which is None
     assert kept.image_NCHW.dtype == torch.bfloat16
+
+
+def test_the_benchmark_mixes_a_quarter_of_the_images(monkeypatch):
+    seen = []
+    stock = pp.PCMEppLoss.forward
+
+    def forward(self, *args, **kwargs):
+        seen.append(kwargs.get("own_share"))
+        return stock(self, *args, **kwargs)
+
+    monkeypatch.setattr(pp.PCMEppLoss, "forward", forward)
+    for labelled in (True, False):
+        benchmark.loss_step(inputs(8), {"pp_weight": 0.1}, labelled)
+    benchmark.training_step(8, benchmark.Mixing(2.0, 2.0))()
+    benchmark.training_step(8, None)()
+    assert [None if share is None else int((share < 1).sum()) for share in seen] == [2, None, 2, None]
