@@ -136,7 +136,7 @@ def test_the_benchmark_mixes_a_quarter_of_the_images(monkeypatch):
 
     monkeypatch.setattr(pp.PCMEppLoss, "forward", forward)
     for labelled in (True, False):
-        benchmark.loss_step(inputs(8), {"pp_weight": 0.1}, labelled)
+        benchmark.loss_step(inputs(8), 0.1, labelled)
     benchmark.training_step(8, benchmark.Mixing(2.0, 2.0))()
     benchmark.training_step(8, None)()
     assert [None if share is None else int((share < 1).sum()) for share in seen] == [2, None, 2, None]
