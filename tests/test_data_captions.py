@@ -354,9 +354,10 @@ TOGETHER = ["--captions", "all", "--multi-positives", "--batch-size", "5"]
     [
         (
             ["--model", "PCMEpp-tiny", *TOGETHER],
-            "--multi-positives needs --contrastive-weight 0: InfoNCE has one match",
+            "--multi-positives gives pairs soft labels, which InfoNCE does not take: add --contrastive-weight 0 "
+            "--train-means-by all.",
         ),
-        (["--model", "RN50", *TOGETHER], "--multi-positives needs the matching loss, which RN50 lacks"),
+        (["--model", "RN50", *TOGETHER], "--multi-positives is for PCME++ models, and RN50 is a plain one"),
         (
             ["--model", "PCMEpp-tiny", "--captions", "draw", "--head-only", "--cache-tokens", "c"],
             "--cache-tokens holds one caption per image, its own: drop --captions draw, or --cache-tokens.",

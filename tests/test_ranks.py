@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from rank_worker import BATCH, CFG, build_model
-from slow import slow_calibration, slow_difficulty, slow_terms
+from rank_worker import BATCH, CFG, build_labels, build_model
+from slow import slow_calibration, slow_difficulty, slow_labels, slow_soft_terms, slow_terms
 
 from pcmepp_openclip.models.pcmepp import is_pcmepp_parameter
 
@@ -69,13 +69,27 @@ def csd_cases():
         yield {"name": name, "world": 2, "accum": 1, "distance": "csd", "weights": weights}
 
 
-CASES = list(cases())
+def label_cases():
+    weights = {"contrastive_weight": 0.0, "match_weight": 2.0, "pp_weight": 0.1, "vib_weight": 0.0}
+    for kind, distance, form, worlds in (
+        ("mixed", "csd", "paper", ((1, 1), (1, 4), (2, 2), (3, 1), (4, 1), (4, 3))),
+        ("several", "csd", "paper", ((2, 1), (3, 2))),
+        ("both", "csd", "siglip", ((1, 2), (2, 3), (4, 2))),
+        ("both", "wasserstein", "paper", ((1, 1), (2, 2), (3, 1))),
+    ):
+        for world, accum in worlds:
+            name = f"labels-{kind}-{distance}-w{world}-k{accum}"
+            case = {"name": name, "world": world, "accum": accum, "distance": distance, "form": form}
+            yield {**case, "weights": weights, "labels": kind, "logged": True}
+
+
+CASES, LABEL_CASES = list(cases()), list(label_cases())
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    (folder / "cases.json").write_text(json.dumps(CASES))
+    (folder / "cases.json").write_text(json.dumps(CASES + LABEL_CASES))
     worker = str(Path(__file__).parent / "support/rank_worker.py")
     ranks = [subprocess.Popen([sys.executable, worker, str(rank), str(folder)]) for rank in range(max(WORLDS))]
     try:
@@ -83,7 +97,7 @@ def results(tmp_path_factory):
     finally:
         for rank in ranks:
             rank.kill()
-    return {case["name"]: torch.load(folder / f"{case['name']}.pt") for case in CASES}
+    return {case["name"]: torch.load(folder / f"{case['name']}.pt") for case in CASES + LABEL_CASES}
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +158,41 @@ def test_the_log_says_of_a_batch_what_one_process_would(case, results):
     assert set(expected) < set(found)
     for name, value in expected.items():
         assert found[name] == pytest.approx(value, rel=2e-3, abs=2e-4), name
+
+
+@functools.cache
+def slow_labelled(kind, distance, form):
+    """Terms, gradients by name, raised labels and mean sum of labels of the whole batch in one process."""
+    model, images, texts = build_model(form)
+    out = model(images, texts)
+    gaussians = [out[key].double() for key in ("image_features", "text_features", "image_logvar", "text_logvar")]
+    m = slow_labels(*build_labels(kind))
+    scalars = [out[key].double().mean() for key in ("match_scale", "match_shift")]
+    match, pp, raised = slow_soft_terms(*gaussians, *scalars, m, model.pcmepp_cfg.reduction, distance)
+    names = [name for name, _ in model.named_parameters()]
+    grads = torch.autograd.grad(2.0 * match + 0.1 * pp, list(model.parameters()), materialize_grads=True)
+    return (
+        {"match_loss": 2.0 * match, "pp_loss": 0.1 * pp},
+        dict(zip(names, grads, strict=True)),
+        raised,
+        m.sum() / BATCH,
+    )
+
+
+@pytest.mark.parametrize("case", LABEL_CASES, ids=lambda case: case["name"])
+def test_soft_labels_equal_one_process(case, results):
+    got = results[case["name"]]
+    terms, grads, raised, matches = slow_labelled(case["labels"], case["distance"], case["form"])
+    assert got["terms"].keys() == terms.keys()
+    for name, value in terms.items():
+        assert got["terms"][name].item() == pytest.approx(value.item(), rel=1e-5), name
+    for name, grad in got["grads"].items():
+        error = (grad - grads[name]).norm() / grads[name].norm().clamp(min=1e-9)
+        assert error < 1e-5, f"{name}: {error:.1e}"
+    assert got["seen"]["pseudo_positives"] == raised > BATCH
+    plain = results[f"logged-paper-{case['distance']}-w1-k1"]["seen"]["expected_matches"]
+    if case["form"] == "paper":
+        assert got["seen"]["expected_matches"] == pytest.approx(plain / matches.item(), rel=1e-4)
 
 
 def test_accumulated_gradients_are_reduced_once(results):

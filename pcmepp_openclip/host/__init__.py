@@ -6,7 +6,8 @@
 - `repos`: how open_clip finds models. `config_check`: validates configs from the Hub and local folders, with
   `config_values` and `config_towers`. `weights`: reads weight files.
 - `training`: runs the `main` of `trainer`. `calls`: the calls of its loop. `parallel`: its DDP. `data`: what it expects
-  of a dataset. `flags`: what is read from its command line. `published`: the flags that may be published.
+  of a dataset. `tokenizers`: what their ids are for. `flags`: what is read from its command line. `published`: the
+  flags that may be published.
 
 Public, documented names of open_clip may be used anywhere, by `import open_clip`; its submodules, names
 with an underscore, and names replaced in its modules only here. Importing this folder fails at once if the installed

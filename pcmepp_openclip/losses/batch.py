@@ -12,7 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from ..distances import CSD, Distance
 from ..gaussian import Gaussian
 from .collectives import AllGather
-from .fused import PairLosses, TruePairs, chunks, csd_logits, pseudo_positives
+from .fused import PairLosses, TruePairs, chunks, csd_logits, raised_labels
+from .labels import LabelledPairs, Labels
 from .matching import matching_logits, pairs_divisor
 
 
@@ -46,6 +47,8 @@ class PairBatch:
         reduction: of sums over all pairs, "mean" or "sum", see `matching_loss`.
         rank, world_size: the place of this process; every rank has n pairs.
         with_pseudo_positives, with_contrastive: whether pseudo-positives and InfoNCE are wanted.
+        labels: soft labels of the matching and pseudo-positive terms, which no other term takes; None where image i
+            matches text i alone.
     """
 
     images: Gaussian
@@ -60,6 +63,7 @@ class PairBatch:
     with_pseudo_positives: bool = True
     with_contrastive: bool = True
     trained_means: tuple[Tensor, Tensor] | None = None
+    labels: Labels | None = None
 
     def gather(self, x_n: Tensor) -> Tensor:
         """The rows of all ranks, with gradients."""
@@ -107,6 +111,7 @@ class PairBatch:
                 self.reduction,
                 self.with_contrastive,
                 self.trained_means is not None,
+                self.labels if fused else None,
             )
         )
         return terms if fused else PairTerms(terms.contrastive, *self._matching(), *terms[4:])
@@ -121,9 +126,12 @@ class PairBatch:
             return self._logits(Gaussian(self.images.mean[rows], self.images.logvar[rows]), self.all_texts)
 
     @torch.no_grad()
-    def _true_pairs(self) -> TruePairs | None:
+    def _true_pairs(self) -> TruePairs | LabelledPairs | None:
         if not self.with_pseudo_positives:
             return None
+        if self.labels is not None:
+            rows = chunks(self.images.mean, len(self.all_text_means))
+            return self.labels.true_pairs(self.match_logits, rows, self.images.keys, self.gather(self.texts.keys))
         distance_n = self.distance.paired(self.images, self.texts)
         logit_n = matching_logits(distance_n, self.match_scale, self.match_shift)
         return TruePairs(*(self.gather(x) for x in (logit_n, self.images.keys, self.texts.keys)))
@@ -132,17 +140,20 @@ class PairBatch:
         """Matching, pseudo-positives and their number for any distance, by autograd. Only some rows of the matrix
         exist at a time: each chunk is computed again in the backward pass."""
         images, texts, true_pairs = self.images, self.all_texts, self._true_pairs()
-        match = extra = pseudo = self.match_scale.new_zeros(())
+        match = positive = extra = pseudo = self.match_scale.new_zeros(())
         for rows in chunks(images.mean, len(texts.mean)):
             part = Gaussian(images.mean[rows], images.logvar[rows])
             logits = checkpoint(self._logits, part, texts, use_reentrant=False)
             match = match + F.softplus(logits).sum()
-            if true_pairs is not None:
-                for is_pseudo in pseudo_positives(logits.detach(), true_pairs, rows.start + self.first):
-                    extra = extra + (is_pseudo * logits).sum()
-                    pseudo = pseudo + is_pseudo.sum()
-        distance_n = self.distance.paired(images, self.texts)
-        positive = matching_logits(distance_n, self.match_scale, self.match_shift).sum()
+            label = None if self.labels is None else self.labels.of(rows)
+            for raised in raised_labels(logits.detach(), label, true_pairs, rows, self.first):
+                extra = extra + (raised * logits).sum()
+                pseudo = pseudo + (raised if label is None else raised > 0).sum()
+            if label is not None:
+                positive = positive + (label * logits).sum()
+        if self.labels is None:
+            distance_n = self.distance.paired(images, self.texts)
+            positive = matching_logits(distance_n, self.match_scale, self.match_shift).sum()
         n, N = len(images.mean), len(texts.mean)
         scale = N / n / pairs_divisor(N, N, self.reduction)
         return scale * (match - positive), scale * (2 * (match - positive) - extra), pseudo

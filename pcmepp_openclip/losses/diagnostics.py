@@ -9,7 +9,8 @@
 
 InfoNCE drives `s cos` to log p(v, t) / (p(v) p(t)), and a converged matching loss has m_i = 1 for every sample. From
 both follows a slope of 1 - k: the closer k is to 1, the less is left for the variance to say, and beyond 1 its sign
-changes. The pair (i, i) is left out of H and h, since a model may have memorised it.
+changes. With soft labels (`labels.py`) m is in units of the mean sum of an image's labels, which is more than 1 where
+images have several captions. The pair (i, i) is left out of H and h, since a model may have memorised it.
 
 All sums are over the batch of all ranks: columns are completed by all-reduces of one float per text, and the result is
 the same on any number of ranks. The matrix is visited twice, in chunks of rows. Nothing waits for the device.
@@ -41,7 +42,10 @@ def calibration_diagnostics(batch: PairBatch) -> dict[str, Tensor]:
     own = slice(first, first + n)
     row_matches_n, column_matches_N = v_nD.new_empty(n), v_nD.new_zeros(N)
     row_hubness_n, columns = v_nD.new_empty(n), ColumnEntropy(t_ND)
+    label_sum = v_nD.new_zeros(())
     for rows in chunks(v_nD, N):
+        if batch.labels is not None:
+            label_sum += batch.labels.of(rows).sum()
         match_rN = batch.match_logits(rows).sigmoid_()
         row_matches_n[rows] = match_rN.sum(dim=1)
         column_matches_N += match_rN.sum(dim=0)
@@ -57,6 +61,8 @@ def calibration_diagnostics(batch: PairBatch) -> dict[str, Tensor]:
         columns.add(z_rN.sub_(row_hubness_n[rows, None]))
 
     matches_nS = torch.stack([row_matches_n, all_reduce(column_matches_N, "sum")[own]], dim=1)
+    if batch.labels is not None:
+        matches_nS /= all_reduce(label_sum, "sum") / N
     uncertainty_nS = batch.match_scale * torch.stack([batch.images.uncertainty, batch.texts.uncertainty], dim=1)
     entropy_nS = torch.stack([row_entropy_n, columns.entropy()[own]], dim=1)
     matches_NS, uncertainty_NS, entropy_NS = batch.gather(

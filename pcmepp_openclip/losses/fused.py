@@ -6,7 +6,8 @@ This is the fast form that training runs. On one rank its values and gradients e
     matching            matching_loss(matching_logits(csd(images, texts), a, b), identity)
     pseudo-positive     the sum of matching_loss over both results of pseudo_positive_targets
 
-All three are functions of the cosines c and one offset per sample, o = |mu|^2 + u:
+and without InfoNCE also with soft labels (`labels.py`) in place of the identity. All three are functions of the cosines
+c and one offset per sample, o = |mu|^2 + u:
 
     z_ij = s c_ij                                  logits of InfoNCE
     y_ij = 2a c_ij - a (o_i + o_j) + b             logits of matching, since d = o_i + o_j - 2c
@@ -30,6 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .collectives import all_reduce
+from .labels import LabelledPairs, Labels
 from .matching import pairs_divisor
 
 CHUNK = {"cpu": 2**20, "cuda": 2**25}  # elements of the matrix held at a time: what fits a CPU's cache, fills a GPU
@@ -57,12 +59,13 @@ class PairLosses(torch.autograd.Function):
         v_nD, t_ND: means of this rank's images and of all texts. Pair i is (v_i, t_{first + i}).
         o_n, o_N: |mu|^2 + u of both.
         s, a, b: scalars, see above.
-        true_pairs: see above, or None where pseudo-positives are not wanted.
+        true_pairs: see above, or None where pseudo-positives are not wanted; `LabelledPairs` where there are labels.
         first: the column of this rank's first true pair.
         reduction: of the matching loss, see `matching_loss`.
         with_contrastive: whether InfoNCE is wanted; without it the term and that of each pair are 0, and no softmax is
             computed.
         constant_means: whether the other terms see the means as constants, so that InfoNCE alone trains them.
+        labels: soft labels, or None for those of the pairs (i, first + i).
 
     Means that need no gradient, as those of frozen towers, spare both products of the backward pass.
     """
@@ -77,25 +80,30 @@ class PairLosses(torch.autograd.Function):
         s: Tensor,
         a: Tensor,
         b: Tensor,
-        true_pairs: TruePairs | None,
+        true_pairs: TruePairs | LabelledPairs | None,
         first: int,
         reduction: str,
         with_contrastive: bool = True,
         constant_means: bool = False,
+        labels: Labels | None = None,
     ) -> tuple[Tensor, ...]:
         n, N = len(v_nD), len(t_ND)
+        assert labels is None or not with_contrastive
         row_lse_n = v_nD.new_empty(n)
         column_max_N = v_nD.new_full((N,), -torch.inf)
         column_sum_N = v_nD.new_zeros(N)
         match, extra, pseudo = v_nD.new_zeros(()), v_nD.new_zeros(()), v_nD.new_zeros(())
+        positive = v_nD.new_zeros(())
         for rows in chunks(v_nD, N):
             c = v_nD[rows] @ t_ND.T
             y = csd_logits(c, o_n[rows], o_N, a, b)
-            if true_pairs is not None:
-                for is_pseudo in pseudo_positives(y, true_pairs, rows.start + first):
-                    extra += (is_pseudo * y).sum()
-                    pseudo += is_pseudo.sum()
+            label = None if labels is None else labels.of(rows)
+            for raised in raised_labels(y, label, true_pairs, rows, first):
+                extra += (raised * y).sum()
+                pseudo += (raised if label is None else raised > 0).sum()
             match += F.softplus(y).sum()
+            if label is not None:
+                positive += label.mul_(y).sum()
             if not with_contrastive:
                 continue
             z = c.mul_(s)
@@ -115,9 +123,10 @@ class PairLosses(torch.autograd.Function):
         lse_n = row_lse_n, column_lse_N[own]
         each = [x - s * cosine_n if with_contrastive else torch.zeros_like(o_n) for x in lse_n]
         scale = N / n / pairs_divisor(N, N, reduction)
-        positive = csd_logits(cosine_n, o_n, o_N[own], a, b, outer=False).sum()
+        if labels is None:
+            positive = csd_logits(cosine_n, o_n, o_N[own], a, b, outer=False).sum()
         ctx.save_for_backward(v_nD, t_ND, o_n, o_N, s, a, b, row_lse_n, column_lse_N)
-        ctx.first, ctx.scale, ctx.true_pairs = first, scale, true_pairs
+        ctx.first, ctx.scale, ctx.true_pairs, ctx.labels = first, scale, true_pairs, labels
         ctx.with_contrastive, ctx.constant_means = with_contrastive, constant_means
         ctx.mark_non_differentiable(pseudo, *each)
         return contrastive, scale * (match - positive), scale * (2 * (match - positive) - extra), pseudo, *each
@@ -126,7 +135,7 @@ class PairLosses(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g_contrastive: Tensor, g_match: Tensor, g_pp: Tensor, *_: Tensor) -> Any:
         v_nD, t_ND, o_n, o_N, s, a, b, row_lse_n, column_lse_N = ctx.saved_tensors
-        n, N, first, true_pairs = len(v_nD), len(t_ND), ctx.first, ctx.true_pairs
+        n, N, first, labels = len(v_nD), len(t_ND), ctx.first, ctx.labels
         g_contrastive = g_contrastive / (2 * n)
         g_match, g_pp = g_match * ctx.scale, g_pp * ctx.scale
         g_sigmoid = g_match + 2 * g_pp
@@ -138,10 +147,13 @@ class PairLosses(torch.autograd.Function):
             c = v_nD[rows] @ t_ND.T
             y = csd_logits(c, o_n[rows], o_N, a, b)
             dy = torch.sigmoid(y).mul_(g_sigmoid)
-            if true_pairs is not None:
-                for is_pseudo in pseudo_positives(y, true_pairs, rows.start + first):
-                    dy -= is_pseudo * g_pp
-            _diagonal(dy, rows.start + first).sub_(g_sigmoid)
+            label = None if labels is None else labels.of(rows)
+            for raised in raised_labels(y, label, ctx.true_pairs, rows, first):
+                dy -= raised * g_pp
+            if label is None:
+                _diagonal(dy, rows.start + first).sub_(g_sigmoid)
+            else:
+                dy -= label.mul_(g_sigmoid)
             row_sum_n[rows] = dy.sum(dim=1)
             column_sum_N += dy.sum(dim=0)
             dc_match += torch.dot(dy.flatten(), c.flatten())
@@ -158,7 +170,7 @@ class PairLosses(torch.autograd.Function):
                 dt_ND.addmm_(dc.T, v_nD[rows])
         da = 2 * dc_match - (row_sum_n * o_n).sum() - (column_sum_N * o_N).sum()
         db = row_sum_n.sum()
-        return dv_nD, dt_ND, -a * row_sum_n, -a * column_sum_N, ds * g_contrastive, da, db, *[None] * 5
+        return dv_nD, dt_ND, -a * row_sum_n, -a * column_sum_N, ds * g_contrastive, da, db, *[None] * 6
 
 
 def chunks(v_nD: Tensor, columns: int) -> Iterator[slice]:
@@ -175,6 +187,18 @@ def csd_logits(c: Tensor, o_rows: Tensor, o_columns: Tensor, a: Tensor, b: Tenso
 def _diagonal(x: Tensor, first: int) -> Tensor:
     """The entries of the true pairs in a chunk of rows whose first true pair is in column `first`, as a view."""
     return x.diagonal(first)
+
+
+def raised_labels(
+    y: Tensor, label: Tensor | None, true_pairs: TruePairs | LabelledPairs | None, rows: slice, first: int
+) -> Iterator[Tensor]:
+    """By how much the pseudo-positives of a chunk raise the labels, by the rows and by the columns: masks where there
+    are no soft labels; nothing at all without `true_pairs`."""
+    if isinstance(true_pairs, LabelledPairs):
+        assert label is not None
+        yield from true_pairs.raised(y, label, rows)
+    elif true_pairs is not None:
+        yield from pseudo_positives(y, true_pairs, rows.start + first)
 
 
 def pseudo_positives(y: Tensor, true_pairs: TruePairs, first: int) -> Iterator[Tensor]:

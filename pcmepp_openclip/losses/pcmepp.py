@@ -8,8 +8,9 @@ from ..gaussian import Gaussian, full_precision
 from .batch import PairBatch
 from .collectives import MeanOverRanks
 from .diagnostics import calibration_diagnostics
+from .labels import Labels
 from .matching import pairs_divisor
-from .terms import LOSSES, loss_weights
+from .terms import LOSSES, WEIGHT, loss_weights, without_labels
 
 
 class PCMEppLoss(nn.Module):
@@ -73,6 +74,9 @@ class PCMEppLoss(nn.Module):
         match_scale: Tensor,
         match_shift: Tensor,
         logit_bias: Tensor | None = None,
+        own_id: Tensor | None = None,
+        partner_id: Tensor | None = None,
+        own_share: Tensor | None = None,
         output_dict: bool = False,
     ) -> dict[str, Tensor] | Tensor:
         """The weighted terms, `*_loss`, whose sum is the objective; that sum itself without `output_dict`.
@@ -82,6 +86,8 @@ class PCMEppLoss(nn.Module):
             logit_scale, logit_bias: not used: with gradient accumulation their gradient would be counted too often.
             image_logvar, text_logvar: log sigma^2, [n, D].
             clip_scale, match_scale, match_shift: the scale of InfoNCE's logits, a and b, one value per sample, [n].
+            own_id, partner_id, own_share: soft labels, see `LabelledImages`, [n]; none of them where image i matches
+                text i alone. Terms that take no labels (InfoNCE, and what depends on it) must have a weight of 0.
         """
         with full_precision(image_features):
             image_means, text_means = image_features.float(), text_features.float()
@@ -102,11 +108,23 @@ class PCMEppLoss(nn.Module):
                 with_pseudo_positives=self.weights["pp"] > 0 or self.diagnose,
                 with_contrastive=self.weights["contrastive"] > 0 or self.weights["difficulty"] > 0,
                 trained_means=trained_means,
+                labels=self._labels(own_id, partner_id, own_share),
             )
             terms = self._terms(batch)
             if self.diagnose:
                 self._diagnose(batch)
         return terms if output_dict else torch.stack(list(terms.values())).sum()
+
+    def _labels(self, own_id: Tensor | None, partner_id: Tensor | None, own_share: Tensor | None) -> Labels | None:
+        if own_id is None:
+            return None
+        assert partner_id is not None and own_share is not None
+        if hard := without_labels(self.weights):
+            raise ValueError(
+                f"The loss term '{hard[0]}' takes no soft labels, which mixed images and several positives have: set "
+                f"{', '.join(name + WEIGHT for name in hard)} to 0."
+            )
+        return Labels.gathered(own_id, partner_id, own_share, self.world_size)
 
     def _terms(self, batch: PairBatch) -> dict[str, Tensor]:
         weights = {name: weight for name, weight in self.weights.items() if weight > 0}

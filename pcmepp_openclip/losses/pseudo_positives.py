@@ -12,13 +12,19 @@ def pseudo_positive_targets(logits_NM: Tensor, targets_NM: Tensor) -> tuple[Tens
     (section 2.3), its printed pseudo-code, for want of an unsqueeze, computes the second, and the authors' code does
     both, as here. The targets are constants to the gradient.
 
+    With soft targets, the largest of a row or a column is its true pair. Where several share it, as the captions of one
+    image do, each of them is, and t' is to be as close as any of them.
+
     Arguments:
         logits_NM: y = -a d + b: the larger, the closer.
-        targets_NM: m in [0, 1]; the largest of a row or a column is its true pair.
+        targets_NM: m in [0, 1].
     """
     with torch.no_grad():
-        row_label_N1, true_column_N1 = targets_NM.max(dim=1, keepdim=True)
-        column_label_1M, true_row_1M = targets_NM.max(dim=0, keepdim=True)
-        image_to_text_NM = torch.where(logits_NM >= logits_NM.gather(1, true_column_N1), row_label_N1, targets_NM)
-        text_to_image_NM = torch.where(logits_NM >= logits_NM.gather(0, true_row_1M), column_label_1M, targets_NM)
+        image_to_text_NM, text_to_image_NM = (_raised(logits_NM, targets_NM, along) for along in (1, 0))
     return image_to_text_NM, text_to_image_NM
+
+
+def _raised(logits_NM: Tensor, targets_NM: Tensor, along: int) -> Tensor:
+    label = targets_NM.amax(dim=along, keepdim=True)
+    farthest = torch.where(targets_NM == label, logits_NM, torch.inf).amin(dim=along, keepdim=True)
+    return torch.where(logits_NM >= farthest, label, targets_NM)

@@ -17,19 +17,26 @@ class LossTerm(NamedTuple):
         compute: a function of a `PairBatch` that returns a 0-d tensor, see `PairBatch`.
         weight: the default weight; with 0 the term is left out unless a config or a flag sets its weight.
         help: what it is, in a few words, for `pcmepp train --help`.
+        takes_labels: whether it is defined for the soft labels of a batch, `PairBatch.labels`. One that is not cannot
+            be trained with mixed images or several positives.
     """
 
     compute: Callable[[PairBatch], Tensor]
     weight: float
     help: str
+    takes_labels: bool = False
 
 
 LOSSES: dict[str, LossTerm] = {
     "contrastive": LossTerm(lambda batch: batch.pairs.contrastive, 1.0, "InfoNCE, the loss of CLIP"),
-    "match": LossTerm(lambda batch: batch.pairs.match, 1.0, "the matching loss"),
-    "pp": LossTerm(lambda batch: batch.pairs.pp, 0.0, "the pseudo-positive loss, alpha in the paper"),
+    "match": LossTerm(lambda batch: batch.pairs.match, 1.0, "the matching loss", True),
+    "pp": LossTerm(
+        lambda batch: batch.pairs.pp, 0.0, "the pseudo-positive loss, alpha in the paper", takes_labels=True
+    ),
     "difficulty": LossTerm(difficulty, 0.0, "the regression of the uncertainty on the InfoNCE of the own pair"),
-    "vib": LossTerm(lambda batch: vib(batch.images) + vib(batch.texts), 1e-6, "the VIB loss, beta in the paper"),
+    "vib": LossTerm(
+        lambda batch: vib(batch.images) + vib(batch.texts), 1e-6, "the VIB loss, beta in the paper", takes_labels=True
+    ),
 }
 """All terms of the loss by name. Each has a key `NAME_weight` in `pcmepp_cfg` and a flag `--NAME-weight`."""
 
@@ -47,3 +54,8 @@ def loss_weights(given: dict[str, float]) -> dict[str, float]:
         if key not in known:
             raise ValueError(f"There is no loss term with the weight '{key}'; known weights: {', '.join(known)}.")
     return {name: float(given.get(key, LOSSES[name].weight)) for key, name in known.items()}
+
+
+def without_labels(weights: dict[str, float]) -> list[str]:
+    """The names of the terms among these, by name, that are switched on and take no soft labels."""
+    return [name for name, weight in weights.items() if weight > 0 and not LOSSES[name].takes_labels]

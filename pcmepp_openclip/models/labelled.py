@@ -17,24 +17,31 @@ class LabelledImages:
 
     where text j has the `own_id` of the image that it was written for. Ids that differ from all others on all ranks
     give the identity; equal ids of the same picture give several positives; a share below 1 belongs to a mixed image.
+    Without ids image i matches text i alone.
 
     Arguments:
         image_NCHW: the pixels.
         own_id_N: int64, the same for pictures whose texts match each other.
         partner_id_N: int64, the `own_id` of the image that was mixed in; the image's own where nothing was.
         own_share_N: fp32, in [0, 1]; 1 where nothing was mixed in.
-        token_seed_N: int64, from which the tokens to drop are drawn, the same in every forward pass of a step; None to
-            drop none.
+        token_seed_N: int64, from which the tokens to drop are drawn, the same in every forward pass of a step; None
+            to drop none.
     """
 
     image_NCHW: Tensor
-    own_id_N: Tensor
-    partner_id_N: Tensor
-    own_share_N: Tensor
+    own_id_N: Tensor | None = None
+    partner_id_N: Tensor | None = None
+    own_share_N: Tensor | None = None
     token_seed_N: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.image_NCHW)
+
+    @property
+    def labels(self) -> dict[str, Tensor]:
+        """What the labels depend on, [N] each, under the names that `PCMEppLoss` takes."""
+        given = {"own_id": self.own_id_N, "partner_id": self.partner_id_N, "own_share": self.own_share_N}
+        return {name: x for name, x in given.items() if x is not None}
 
     def to(self, device: Any = None, dtype: torch.dtype | None = None, non_blocking: bool = False) -> "LabelledImages":
         """The batch on another device; `dtype` is that of the pixels, as open_clip's loop asks for it."""

@@ -12,6 +12,7 @@ from ..gaussian import Gaussian
 from ..host import towers as host
 from .branch import Branch
 from .cached import CachedTokens
+from .labelled import LabelledImages
 from .lora import add_lora
 from .split import SplitBranch
 from .top import TopBranch
@@ -44,7 +45,8 @@ class ProbabilisticModel(nn.Module):
     compute the mean branch only. With `output_dict`, `forward` returns what `PCMEppLoss` takes: CLIP's entries,
     `image_logvar` and `text_logvar` [N, D], and the scalars of the loss repeated for each sample,
     `clip_scale`, `match_scale`, `match_shift` [N], since open_clip's gradient accumulation concatenates
-    outputs on their first dimension: the mean over the samples then has exactly the right gradient.
+    outputs on their first dimension: the mean over the samples then has exactly the right gradient. For
+    `LabelledImages` it also returns what their labels depend on.
 
     Texts may be cut to any length that keeps every EOT where later tokens are not seen: see `texts_may_be_cut`.
 
@@ -131,9 +133,9 @@ class ProbabilisticModel(nn.Module):
         mean_ND = self._mean(self.text_branch, text)
         return F.normalize(mean_ND, dim=-1) if normalize else mean_ND
 
-    def encode_image_gaussian(self, image: Tensor | CachedTokens) -> Gaussian:
+    def encode_image_gaussian(self, image: Tensor | CachedTokens | LabelledImages) -> Gaussian:
         """Images [N, 3, height, width] to Gaussians with l2-normalised means."""
-        return self._gaussian(self.image_branch, image)
+        return self._gaussian(self.image_branch, image.image_NCHW if isinstance(image, LabelledImages) else image)
 
     def encode_text_gaussian(self, text: Tensor | CachedTokens) -> Gaussian:
         """Token ids [N, L], L at most the context length, to Gaussians with l2-normalised means."""
@@ -155,7 +157,9 @@ class ProbabilisticModel(nn.Module):
             tokens = tokens._replace(x_NLC=tokens.x_NLC.detach())
         return Gaussian(mean_ND, branch.logvar(tokens))
 
-    def forward(self, image: Tensor | CachedTokens | None = None, text: Tensor | CachedTokens | None = None) -> Any:
+    def forward(
+        self, image: Tensor | CachedTokens | LabelledImages | None = None, text: Tensor | CachedTokens | None = None
+    ) -> Any:
         if not self.output_dict:
             return super().forward(image, text)
         images = self.encode_image_gaussian(image) if image is not None else None
@@ -175,6 +179,8 @@ class ProbabilisticModel(nn.Module):
         }
         if self.logit_bias is not None:
             out["logit_bias"] = self.logit_bias
+        if isinstance(image, LabelledImages):
+            out |= image.labels
         return out
 
     def forward_intermediates(

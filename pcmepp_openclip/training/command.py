@@ -31,7 +31,7 @@ from ..system import files
 from ..system.processes import end_children
 from ..system.redact import redact_args
 from ..system.text import did_you_mean
-from . import finetuning, push
+from . import augment, finetuning, push
 from .caching import cached_data
 from .captions import check_captions
 from .coordination import EXIT_STOPPED, Stopped
@@ -113,6 +113,7 @@ def own_parser() -> argparse.ArgumentParser:
     )
     finetuning.add_arguments(parser)
     data.add_arguments(parser)
+    augment.add_arguments(parser)
     push.add_arguments(parser)
     group = parser.add_argument_group("checkpoints and time-outs")
     group.add_argument(
@@ -161,6 +162,7 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> tuple[argparse.Namespac
     data_flags = data.DataFlags.from_args(args, redact_args(args))
     check_head_only(args, data_flags)
     check_captions(args)
+    augment.check_arguments(args)
     _, args.rank, args.world_size = training.world_info_from_env()
     args.world_size = args.dry_run or args.world_size
     if args.rank == 0:
@@ -216,8 +218,9 @@ def run(args: argparse.Namespace, spec: data.DataSpec, rest: list[str]) -> int:
 
     def get_data(args: argparse.Namespace, preprocess_fns: Any, epoch: int, tokenizer: Any, model: Any) -> dict:
         make_train = None
+        assert loop is not None
+        loop.augment = augment.batch_augmentation(args, tokenizer)
         if args.cache_tokens:
-            assert loop is not None
             towers = cache.Towers(model, tower_config(args), args.precision, **training.computing(args))
             make_train = functools.partial(cached_data, loop, Path(args.cache_tokens), spec, towers)
         return data.get_data(training.stock_get_data, spec, args, preprocess_fns, epoch, tokenizer, make_train)

@@ -20,6 +20,7 @@ from ..host.flags import RunSettings
 from ..host.weights import plain_names
 from ..runs import checkpoints, record, rng
 from ..runs.lock import FolderLock, take_folder
+from .augment import BatchAugmentation
 from .coordination import RankCoordinator, Stopped
 from .finetuning import FineTuning
 from .monitor import Monitor
@@ -70,6 +71,7 @@ class TrainingHooks:
         self.revalidate = False  # whether the first epoch only needs to be validated
         self.trained = False  # whether an epoch was started
         self.steps_per_epoch = 0
+        self.augment: BatchAugmentation | None = None  # set before the first epoch
         self.save_epoch: Callable[[], None] = lambda: None  # the state at the end of the epoch, on all ranks
 
     @functools.cached_property
@@ -166,6 +168,7 @@ class TrainingHooks:
             stop=self._stop,
             supports_position=supports_position,
             tb_writer=epoch.tb_writer,
+            augment=self.augment,
         )
         self.save_epoch = functools.partial(save, batches)
         model, watched, per_epoch = training.innermost(epoch.model), self.monitor.loss, self.steps_per_epoch

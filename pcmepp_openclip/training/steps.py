@@ -90,6 +90,7 @@ class EpochSteps:
         save: saves a checkpoint; takes the number of batches of the epoch that are done.
         stop: ends the run; takes a function that saves a checkpoint, and the number of steps so far.
         supports_position: whether the loader can start at the batch of `start`; otherwise batches are skipped.
+        augment: what happens to each batch: (batch, index of the epoch, index of the batch) to a batch.
     """
 
     def __init__(
@@ -106,11 +107,12 @@ class EpochSteps:
         stop: Callable[[Callable[[], None], int], None],
         supports_position: bool,
         tb_writer: Any,
+        augment: Callable[[Any, int, int], Any] | None = None,
     ):
         self.index, self.start, self.settings, self.coordinator = index, start, settings, coordinator
         self.monitor, self.progress, self.waited = monitor, progress, batches
         self.save, self.stop = save, stop
-        self.supports_position, self.tb_writer = supports_position, tb_writer
+        self.supports_position, self.tb_writer, self.augment = supports_position, tb_writer, augment
         self.batches_done, self.accumulated = start.batch, 0
         self.start_rng: dict[str, Any] | None = None  # at the start of the epoch; open_clip shuffles by it
 
@@ -162,7 +164,7 @@ class EpochSteps:
                 step = self.index * per_epoch + in_epoch
                 logged = in_epoch % settings.log_every_n_steps == 0 or in_epoch + 1 == per_epoch
                 self.monitor.loss.before_step(step, logged)
-                yield i, batch
+                yield i, batch if self.augment is None else self.augment(batch, self.index, i)
                 self.progress.samples_seen += per_batch
                 self.accumulated += 1
                 bar.update(per_batch)

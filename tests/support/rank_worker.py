@@ -16,6 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 import pcmepp_openclip as pp
 from pcmepp_openclip.host.calls import stock_train_one_epoch
 from pcmepp_openclip.host.parallel import ddp_class
+from pcmepp_openclip.models.labelled import LabelledImages
 
 BATCH = 48
 CFG = {
@@ -41,6 +42,20 @@ def build_model(form="paper"):
     texts[:, -1] = 49407
     texts[20:32], images[32:44] = texts[:12].clone(), images[8:20].clone()  # equal ones, which land on different ranks
     return model, images, texts
+
+
+def build_labels(kind):
+    """(own_id, partner_id, own_share) of the whole batch: mixed images, several captions per image, or both. Partners
+    and pictures are spread over ranks and accumulated batches."""
+    g = torch.Generator().manual_seed(2)
+    own_id = torch.randperm(BATCH, generator=g) * 1000 + 2**40
+    if kind != "mixed":
+        own_id = own_id % 13
+    share = torch.ones(BATCH)
+    if kind != "several":
+        share[::3] = torch.rand(BATCH // 3, generator=g)
+        share[:6] = torch.tensor([0.5, 0.0, 1.0, 0.3, 0.3, 0.7])
+    return own_id, torch.where(share < 1, own_id.roll(17), own_id), share
 
 
 class Capture(torch.optim.SGD):
@@ -79,7 +94,11 @@ def one_step(case, rank, folder):
     # what accumulation and ranks see together is the whole batch, in any order
     size = BATCH // world // accum
     pieces = [slice((k * world + rank) * size, (k * world + rank + 1) * size) for k in range(accum)]
-    loader = Batches([(images[s], texts[s]) for s in pieces])
+    if "labels" in case:
+        labels = build_labels(case["labels"])
+        loader = Batches([(LabelledImages(images[s], *(x[s] for x in labels)), texts[s]) for s in pieces])
+    else:
+        loader = Batches([(images[s], texts[s]) for s in pieces])
     data = {"train": SimpleNamespace(dataloader=loader, set_epoch=lambda epoch: None)}
     args = Namespace(device="cpu", precision="fp32", distill=False, accum_freq=accum, skip_scheduler=True)
     args.horovod, args.grad_clip_norm, args.wandb, args.log_every_n_steps = False, None, False, 100

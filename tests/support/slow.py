@@ -95,3 +95,35 @@ def slow_difficulty(v, t, lv, lt, s):
                 target = (2 / s * (logits.logsumexp(0) - logits[i]) + 1e-3).log()
             total = total + (logvar[i].exp().sum().log() - target) ** 2 / len(a)
     return total
+
+
+def slow_labels(own_id, partner_id, own_share):
+    """How much image i matches text j, one pair at a time."""
+    n = len(own_id)
+    m = torch.zeros(n, n, dtype=torch.float64)
+    for i in range(n):
+        for j in range(n):
+            if own_id[i] == own_id[j]:
+                m[i, j] += own_share[i].item()
+            if partner_id[i] == own_id[j]:
+                m[i, j] += 1 - own_share[i].item()
+    return m
+
+
+def slow_soft_terms(v, t, lv, lt, a, b, m, reduction="mean", distance="csd"):
+    """(matching, PP) with the labels m, one pair at a time, and how many labels pseudo-positives raise."""
+    y = -a * SLOW[distance](v, t, lv, lt) + b
+    n, raised = len(y), 0
+    totals = [torch.zeros((), dtype=y.dtype) for _ in range(3)]
+    for k, (logits, labels) in enumerate(((y, m), (y, m), (y.T, m.T))):  # as they are, by the rows, by the columns
+        for i in range(n):
+            largest = max(labels[i])
+            farthest = min(logits[i, j] for j in range(n) if labels[i, j] == largest)
+            for j in range(n):
+                is_pseudo = k > 0 and logits[i, j] >= farthest
+                label = largest if is_pseudo else labels[i, j]
+                raised += int(label > labels[i, j])
+                p = logits[i, j].sigmoid()
+                totals[k] = totals[k] - label * p.log() - (1 - label) * (1 - p).log()
+    divisor = n * n if reduction == "mean" else n
+    return totals[0] / divisor, (totals[1] + totals[2]) / divisor, raised

@@ -1,0 +1,184 @@
+"""Augmentation of whole batches, between the loader and open_clip's loop: mixed images and shortened captions.
+
+Every batch has random numbers of its own, which follow from --seed, epoch, batch and rank, so that a resumed run draws
+the same ones in the middle of an epoch. With --accum-freq, both forward passes see the same augmented batch.
+"""
+
+import argparse
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..config import PCMEppCfg
+from ..data.mixup import MODES, Mixing, mix_images
+from ..data.plan import seed_for
+from ..data.size_augment import TokenIds, augment_captions
+from ..losses.terms import loss_weights, without_labels
+from ..models.labelled import LabelledImages
+
+MIXING = ("mix_share", "mix_mode", "mix_switch_prob")  # flags that say how to mix
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags to a parser, as a group."""
+    default = Mixing()
+    group = parser.add_argument_group("augmentation of batches (off by default)")
+    group.add_argument("--mixup", type=float, metavar="ALPHA", help="mix images by Mixup, w ~ Beta(ALPHA, ALPHA)")
+    group.add_argument("--cutmix", type=float, metavar="ALPHA", help="mix images by CutMix, w ~ Beta(ALPHA, ALPHA)")
+    group.add_argument(
+        "--mix-share", type=float, metavar="X", help=f"share of images that are mixed (default: {default.share})"
+    )
+    group.add_argument(
+        "--mix-mode",
+        choices=MODES,
+        help="'elem' mixes a share of every batch, 'batch' all images of a share of the batches "
+        f"(default: {default.mode})",
+    )
+    group.add_argument(
+        "--mix-switch-prob",
+        type=float,
+        metavar="P",
+        help=f"probability of CutMix with both --mixup and --cutmix (default: {default.switch_prob})",
+    )
+    group.add_argument(
+        "--caption-augment",
+        type=float,
+        metavar="P",
+        help="mask, replace or delete each token of a caption with this probability",
+    )
+
+
+def check_arguments(args: argparse.Namespace) -> None:
+    """ValueError for flags that cannot work, or not together; `args` gets the defaults of those that are in use.
+
+    Arguments:
+        args: all arguments, with `pcmepp_cfg`.
+    """
+    _check_numbers(args)
+    mixes = [f"--{name}" for name in ("mixup", "cutmix") if getattr(args, name)]
+    labelled = mixes or (["--multi-positives"] if args.multi_positives else [])
+    used = labelled + (["--caption-augment"] if args.caption_augment else [])
+    for name in MIXING:
+        if getattr(args, name) is not None and not mixes:
+            raise ValueError(f"--{name.replace('_', '-')} says how to mix images: give --mixup or --cutmix as well.")
+    if args.mix_switch_prob is not None and len(mixes) == 1:
+        raise ValueError(
+            f"--mix-switch-prob chooses between --mixup and --cutmix, and only {mixes[0]} is given: give both."
+        )
+    if not used:
+        return
+    if args.pcmepp_cfg is None:
+        raise ValueError(f"{used[0]} is for PCME++ models, and {args.model} is a plain one: choose a PCMEpp model.")
+    if args.cache_tokens is not None:
+        raise ValueError(f"{used[0]} changes samples in every epoch, and --cache-tokens keeps them: drop one of them.")
+    if labelled:
+        _check_loss(labelled[0], args.pcmepp_cfg)
+    if mixes:
+        if args.batch_size < 2:
+            raise ValueError(f"{mixes[0]} mixes an image with another one of its batch: raise --batch-size to 2.")
+        for name in MIXING:
+            if getattr(args, name) is None and (name != "mix_switch_prob" or len(mixes) == 2):
+                setattr(args, name, getattr(Mixing, name.removeprefix("mix_")))
+
+
+def _check_numbers(args: argparse.Namespace) -> None:
+    for name in ("mixup", "cutmix"):
+        alpha = getattr(args, name)
+        if alpha is not None and not (math.isfinite(alpha) and alpha >= 0):
+            raise ValueError(f"--{name} must be a finite number of at least 0, not {alpha:g}.")
+    for name in ("mix_switch_prob", "caption_augment", "mix_share"):
+        value, least = getattr(args, name), "above 0" if name == "mix_share" else "at least 0"
+        if value is not None and not (0 <= value <= 1 and (value > 0 or name != "mix_share")):
+            raise ValueError(f"--{name.replace('_', '-')} must be {least} and at most 1, not {value:g}.")
+
+
+def _check_loss(flag: str, pcmepp_cfg: dict) -> None:
+    """ValueError if a term of the loss takes no soft labels."""
+    cfg = PCMEppCfg.parse(pcmepp_cfg)
+    hard = without_labels(loss_weights(cfg.weights))
+    if hard:
+        change = [f"--{name.replace('_', '-')}-weight 0" for name in hard]
+        if "contrastive" in hard and cfg.train_means_by == "contrastive":
+            change.append("--train-means-by all")
+        what = "InfoNCE" if hard[0] == "contrastive" else f"the loss term '{hard[0]}'"
+        raise ValueError(f"{flag} gives pairs soft labels, which {what} does not take: add {' '.join(change)}.")
+
+
+@dataclass(frozen=True)
+class BatchAugmentation:
+    """What happens to the batches of one rank.
+
+    Arguments:
+        seed: the run's --seed.
+        batch_size: the most samples of a batch.
+        mixing: how images are mixed; None to mix none.
+        caption_p: the probability with which a token of a caption is changed.
+        caption_ids: of the tokenizer, where that probability is above 0.
+        with_token_seeds: whether each image gets a seed for the tokens to drop in its tower.
+    """
+
+    seed: int
+    rank: int
+    world_size: int
+    batch_size: int
+    mixing: Mixing | None = None
+    caption_p: float = 0.0
+    caption_ids: TokenIds | None = None
+    with_token_seeds: bool = False
+
+    def __call__(self, batch: tuple[Any, Tensor], epoch: int, index: int) -> tuple[Tensor | LabelledImages, Tensor]:
+        """The batch that open_clip's loop gets.
+
+        Arguments:
+            batch: (images, texts). Images that are `LabelledImages` already keep their ids.
+            index: of the batch in its epoch.
+        """
+        images, texts = batch
+        rng = np.random.Generator(np.random.PCG64(seed_for("augment", self.seed, epoch, index, self.rank)))
+        if self.caption_ids is not None:
+            texts = augment_captions(texts, self.caption_p, self.caption_ids, rng)
+        if self.mixing is None and not self.with_token_seeds:
+            return images, texts
+        out = images if isinstance(images, LabelledImages) else LabelledImages(images)
+        if self.mixing is not None:
+            ids = self._unique_ids(index, len(images)) if out.own_id_N is None else out.own_id_N
+            pixels, partner_N, own_share_N = mix_images(out.image_NCHW, self.mixing, rng)
+            out = LabelledImages(pixels, ids, ids[partner_N], own_share_N)
+        if self.with_token_seeds:
+            out.token_seed_N = torch.from_numpy(rng.integers(2**63, size=len(images)))
+        return out, texts
+
+    def _unique_ids(self, index: int, samples: int) -> Tensor:
+        """Ids that no other sample of the epoch has, on any rank."""
+        first = (index * self.world_size + self.rank) * self.batch_size
+        return torch.arange(first, first + samples)
+
+
+def batch_augmentation(args: argparse.Namespace, tokenizer: Any) -> BatchAugmentation | None:
+    """That of a run, whose arguments are checked and whose rank is known; None where batches stay as they are."""
+    from ..host.tokenizers import token_ids
+
+    mixing = None
+    if args.mixup or args.cutmix:
+        how = {name.removeprefix("mix_"): getattr(args, name) for name in MIXING}
+        mixing = Mixing(args.mixup or 0.0, args.cutmix or 0.0, **{k: x for k, x in how.items() if x is not None})
+    caption_ids = None
+    if args.caption_augment:
+        try:
+            caption_ids = TokenIds(**token_ids(tokenizer))
+        except ValueError as error:
+            raise ValueError(f"--caption-augment cannot be used with {args.model}: {error}") from None
+    with_token_seeds = (args.pcmepp_cfg or {}).get("image_token_augment", 0) > 0
+    if not (mixing or caption_ids or with_token_seeds):
+        return None
+    return BatchAugmentation(
+        *(args.seed, args.rank, args.world_size, args.batch_size),
+        mixing=mixing,
+        caption_p=args.caption_augment or 0.0,
+        caption_ids=caption_ids,
+        with_token_seeds=with_token_seeds,
+    )

@@ -1,0 +1,319 @@
+"""Mixed images and augmented captions: each against a slow loop; then the flags, and whole runs of `pcmepp train`."""
+
+import os
+import re
+import signal
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import open_clip
+import pytest
+import torch
+from drawn_shards import write_shards
+from open_clip.tokenizer import HFTokenizer
+from ranks import Ranks
+
+from pcmepp_openclip.data.mixup import Mixing, cut_boxes, mix_images
+from pcmepp_openclip.data.size_augment import TokenIds, augment_captions
+from pcmepp_openclip.host.tokenizers import token_ids
+from pcmepp_openclip.models.labelled import LabelledImages
+from pcmepp_openclip.runs import checkpoints
+from pcmepp_openclip.training import command as train
+from pcmepp_openclip.training.augment import BatchAugmentation
+
+
+def rng(seed=0):
+    return np.random.Generator(np.random.PCG64(seed))
+
+
+def numbered(n, height=9, width=14):
+    """Images whose every pixel is the number of the image, so that a pixel tells where it comes from."""
+    return torch.arange(float(n)).view(n, 1, 1, 1).expand(n, 3, height, width).clone()
+
+
+# Images.
+
+
+@pytest.mark.parametrize("n", [2, 3, 8, 13])
+@pytest.mark.parametrize("mode", ["elem", "batch"])
+@pytest.mark.parametrize("mixup, cutmix", [(2.0, 0.0), (0.0, 2.0), (1e-6, 1e6)])
+def test_the_share_is_what_is_left_of_an_image(n, mode, mixup, cutmix):
+    image, mixing = numbered(n), Mixing(mixup, cutmix, share=1.0, mode=mode)
+    before = image.clone()
+    mixed = mix_images(image, mixing, rng())
+    assert torch.equal(image, before) and len(set(((mixed.partner_N - torch.arange(n)) % n).tolist())) == 1
+    for i in range(n):
+        j, share, pixels = mixed.partner_N[i].item(), mixed.own_share_N[i].item(), mixed.image_NCHW[i]
+        assert j != i and 0 <= share <= 1
+        assert pixels.mean().item() == pytest.approx(share * i + (1 - share) * j, abs=1e-5)
+        if not mixup:
+            own = sum(bool(pixels[0, y, x] == i) for y in range(9) for x in range(14))
+            assert share == pytest.approx(own / (9 * 14)) and set(pixels.unique().tolist()) <= {i, j}
+        elif not cutmix:
+            assert len(pixels.unique()) == 1
+    if mode == "batch" or not (mixup and cutmix):
+        assert (len(mixed.own_share_N.unique()) == 1) == (mode == "batch")
+
+
+def test_a_single_image_stays_as_it_is():
+    mixed = mix_images(numbered(1), Mixing(2.0, 2.0, share=1.0), rng())
+    assert torch.equal(mixed.image_NCHW, numbered(1)) and mixed.partner_N.tolist() == [0] and mixed.own_share_N == 1
+
+
+@pytest.mark.parametrize("mode", ["elem", "batch"])
+@pytest.mark.parametrize("n", [2, 13])
+def test_a_share_of_the_images_is_mixed(mode, n):
+    random, mixing, image = rng(), Mixing(2.0, 2.0, share=0.25, mode=mode), numbered(n, 2, 2)
+    own_N = torch.arange(n)
+    counts = [int((mix_images(image, mixing, random).partner_N != own_N).sum()) for _ in range(2000)]
+    assert set(counts) <= ({0, n} if mode == "batch" else {int(n / 4), int(n / 4) + 1})
+    assert np.mean(counts) == pytest.approx(n / 4, rel=0.15)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 2.0, 8.0])
+def test_shares_follow_a_beta_distribution(alpha):
+    share_N = mix_images(numbered(4000, 1, 1), Mixing(mixup=alpha, share=1.0), rng()).own_share_N
+    assert share_N.mean().item() == pytest.approx(0.5, abs=0.02)
+    assert share_N.var().item() == pytest.approx(1 / (8 * alpha + 4), rel=0.1)
+
+
+@pytest.mark.parametrize("prob", [0.0, 0.3, 1.0])
+def test_the_switch_chooses_between_both(prob):
+    mixed = mix_images(numbered(4000, 4, 4), Mixing(2.0, 2.0, share=1.0, switch_prob=prob), rng())
+    pairs = enumerate(zip(mixed.image_NCHW, mixed.partner_N, strict=True))
+    is_cutmix_N = torch.tensor([bool(((x == i) | (x == j)).all()) for i, (x, j) in pairs])
+    assert is_cutmix_N.float().mean().item() == pytest.approx(prob, abs=0.03)
+
+
+def test_boxes_have_the_area_unless_a_border_cuts_them():
+    share = rng(1).random(2000)
+    top, bottom, left, right = cut_boxes(share, 30, 50, rng()).T
+    assert (top >= 0).all() and (top <= bottom).all() and (bottom <= 30).all() and (right <= 50).all()
+    area = (bottom - top) * (right - left) / 1500
+    inside = (top > 0) & (bottom < 30) & (left > 0) & (right < 50)
+    assert abs(area - (1 - share))[inside].max() < 0.06 and (area <= 1 - share + 0.06).all() and inside.sum() > 200
+
+
+# Captions.
+
+
+CLIP = TokenIds(**token_ids(open_clip.get_tokenizer("PCMEpp-tiny")))
+CAPTIONS = ["", "a red circle", "Many WORDS, and more!!", "M! m! a photograph of a dog " * 5]
+
+
+def slow_captions(texts, p, ids, random):
+    """The same draws, one token at a time."""
+    out, draws = [], random.random(texts.shape)
+    replacements = random.integers(len(ids.ordinary), size=texts.shape)
+    for row, row_draws, row_replacements in zip(texts.tolist(), draws, replacements, strict=True):
+        end = len(row)
+        while end and row[end - 1] == ids.pad:
+            end -= 1
+        new = []
+        for token, draw, replacement in zip(row[:end], row_draws[:end], row_replacements[:end], strict=True):
+            if token in ids.special.tolist() or draw >= p:
+                new.append(token)
+            elif draw < 0.5 * p:
+                new.append(ids.mask)
+            elif draw < 0.6 * p:
+                new.append(ids.ordinary[replacement].item())
+        out.append(new + [ids.pad] * (len(row) - len(new)))
+    return torch.tensor(out)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.2, 1.0])
+@pytest.mark.parametrize("length", [8, 32])
+def test_captions_are_those_of_a_slow_loop(p, length):
+    texts = open_clip.get_tokenizer("PCMEpp-tiny")(CAPTIONS * 20, context_length=length)
+    texts[5, 2:4] = 0  # an exclamation mark within a word has the id of the padding
+    before = texts.clone()
+    got = augment_captions(texts, p, CLIP, rng())
+    assert torch.equal(texts, before) and torch.equal(got, slow_captions(texts, p, CLIP, rng()))
+    assert torch.equal(got, texts) == (p == 0)
+    assert (got[:, 0] == texts[:, 0]).all() and ((got == 49407).sum(dim=1) == 1).all()
+    assert (got.argmax(dim=1) <= texts.argmax(dim=1)).all()  # where a CLIP finds EOT
+
+
+def test_half_of_the_changed_tokens_are_masked():
+    texts = torch.full((400, 52), 7)
+    texts[:, 0], texts[:, -1] = 49406, 49407
+    got = augment_captions(texts, 0.2, CLIP, rng())
+    masked, deleted = (got == CLIP.mask).sum().item(), (got == CLIP.pad).sum().item()
+    replaced = ((got != 7) & (got != CLIP.mask) & (got != CLIP.pad)).sum().item() - 800
+    assert np.array([masked, replaced, deleted]) / (400 * 50) == pytest.approx([0.1, 0.02, 0.08], abs=0.01)
+
+
+def test_the_mask_of_clip_is_in_no_caption():
+    tokenizer = open_clip.get_tokenizer("PCMEpp-tiny")
+    assert tokenizer.decode([CLIP.mask]) == "M" and not (tokenizer(CAPTIONS) == CLIP.mask).any()
+    assert set(CLIP.special.tolist()) == {49406, 49407} and CLIP.ordinary.max() == 49405 and CLIP.pad == 0
+
+
+@pytest.mark.parametrize("mask, expected", [(103, 103), (None, 100)])
+def test_other_tokenizers_have_a_mask_or_what_they_do_not_know(mask, expected):
+    tokenizer = object.__new__(HFTokenizer)
+    tokenizer.tokenizer_mode, tokenizer.context_length = "", 6
+    tokenizer.clean_fn, tokenizer.strip_sep_token = str, False
+    encoded = SimpleNamespace(input_ids=torch.tensor([[101, 102, 1, 1, 1, 1]]))
+
+    class Inner(SimpleNamespace):
+        def __call__(self, *args, **kwargs):
+            return encoded
+
+    specials = {"all_special_ids": [1, 100, 101, 102], "vocab_size": 500, "unk_token_id": 100, "mask_token_id": mask}
+    tokenizer.tokenizer = Inner(**specials)
+    ids = TokenIds(**token_ids(tokenizer))
+    assert (ids.mask, ids.pad, len(ids.ordinary)) == (expected, 1, 496)
+    text = torch.tensor([[101, 7, 8, 100, 102, 1, 1]])
+    assert augment_captions(text, 1.0, ids._replace(ordinary=torch.tensor([9])), rng())[0, 0] == 101
+    tokenizer.tokenizer_mode = "clips"
+    with pytest.raises(ValueError, match="no id that could stand for a masked token"):
+        token_ids(tokenizer)
+
+
+# Batches.
+
+
+def augmentation(rank=0, seed=0, **more):
+    return BatchAugmentation(seed, rank, 2, 8, **{"mixing": Mixing(2.0, 2.0, share=0.5), **more})
+
+
+def test_a_batch_has_random_numbers_of_its_own():
+    batch = numbered(8), torch.ones(8, 4, dtype=torch.int64)
+    first, again = (augmentation(with_token_seeds=True)(batch, epoch=1, index=2)[0] for _ in range(2))
+    assert isinstance(first, LabelledImages)
+    for name, x in vars(first).items():
+        assert torch.equal(x, getattr(again, name)), name
+    others = [augmentation(rank=1)(batch, 1, 2), augmentation()(batch, 2, 2), augmentation()(batch, 1, 3)]
+    others.append(augmentation(seed=1)(batch, 1, 2))
+    for other, _ in others:
+        assert not torch.equal(other.image_NCHW, first.image_NCHW) and other.token_seed_N is None
+    assert len(set(first.token_seed_N.tolist())) == 8 and first.token_seed_N.min() >= 0
+
+
+def test_ids_are_those_of_the_loader_or_like_no_other():
+    texts = torch.ones(8, 4, dtype=torch.int64)
+    seen = [augmentation(rank)((numbered(8), texts), 0, i)[0] for i in range(3) for rank in range(2)]
+    assert len(set(torch.cat([x.own_id_N for x in seen]).tolist())) == 48
+    for x in seen:
+        is_mixed_N = x.own_share_N < 1
+        assert torch.equal(is_mixed_N, x.partner_id_N != x.own_id_N) and is_mixed_N.sum() == 4
+        assert set(x.partner_id_N.tolist()) <= set(x.own_id_N.tolist())  # on its own rank, in its own batch
+    ids = torch.tensor([5, 5, 5, 7, 7, 9, 9, 9])
+    several = LabelledImages(numbered(8), ids, ids, torch.ones(8))
+    assert augmentation(mixing=None)((several, texts), 0, 0)[0] is several
+    both, _ = augmentation()((several, texts), 0, 0)
+    assert torch.equal(both.own_id_N, ids) and torch.equal(several.image_NCHW, numbered(8))
+    assert set(both.partner_id_N.tolist()) <= {5, 7, 9} and (both.own_share_N < 1).sum() == 4
+
+
+def test_without_mixing_images_stay_pixels():
+    images, texts = numbered(2), open_clip.tokenize(["a dog", "two cats"])
+    got, augmented = augmentation(mixing=None, caption_p=1.0, caption_ids=CLIP)((images, texts), 0, 0)
+    assert got is images and not torch.equal(augmented, texts)
+
+
+# Flags.
+
+
+SOFT = ["--contrastive-weight", "0", "--train-means-by", "all", "--pp-weight", "0.1"]
+
+
+@pytest.mark.parametrize(
+    "flags, word",
+    [
+        (
+            ["--mixup", "2"],
+            "--mixup gives pairs soft labels, which InfoNCE does not take: add --contrastive-weight 0 --t",
+        ),
+        (["--cutmix", "2", "--train-means-by", "all"], "--cutmix gives pairs soft labels"),
+        (
+            [*SOFT, "--mixup", "1", "--difficulty-weight", "1"],
+            "the loss term 'difficulty' does not take: add --difficult",
+        ),
+        ([*SOFT, "--mixup", "-1"], "--mixup must be a finite number of at least 0, not -1"),
+        ([*SOFT, "--cutmix", "nan"], "--cutmix must be a finite number of at least 0, not nan"),
+        ([*SOFT, "--cutmix", "much"], "argument --cutmix: invalid float value: 'much'"),
+        (["--mix-share", "0.5"], "--mix-share says how to mix images: give --mixup or --cutmix"),
+        (["--mixup", "0", "--mix-mode", "batch"], "--mix-mode says how to mix images"),
+        ([*SOFT, "--mixup", "1", "--mix-share", "0"], "--mix-share must be above 0 and at most 1, not 0"),
+        ([*SOFT, "--mixup", "1", "--mix-share", "1.5"], "--mix-share must be above 0 and at most 1, not 1.5"),
+        ([*SOFT, "--mixup", "1", "--mix-mode", "pair"], "argument --mix-mode: invalid choice: 'pair'"),
+        ([*SOFT, "--mixup", "1", "--mix-switch-prob", "0.5"], "only --mixup is given: give both"),
+        ([*SOFT, "--mixup", "1", "--cutmix", "1", "--mix-switch-prob", "2"], "--mix-switch-prob must be at least 0"),
+        ([*SOFT, "--mixup", "1", "--batch-size", "1"], "raise --batch-size to 2"),
+        (["--caption-augment", "1.1"], "--caption-augment must be at least 0 and at most 1, not 1.1"),
+        (["--caption-augment", "-0.1"], "--caption-augment must be at least 0 and at most 1, not -0.1"),
+        (["--model", "ViT-B-32", "--mixup", "1"], "--mixup is for PCME++ models, and ViT-B-32 is a plain one"),
+        (["--model", "ViT-B-32", "--caption-augment", "0.1"], "--caption-augment is for PCME++ models"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_sentence(flags, word, tmp_path, capfd):
+    base = ["--model", "PCMEpp-tiny", "--dataset-type", "synthetic", "--train-num-samples", "8", "--precision", "fp32"]
+    try:
+        code = train.main([*base, "--batch-size", "4", "--logs", str(tmp_path), *flags])
+    except SystemExit as end:  # argparse's own
+        code = end.code
+    assert code == 2 and word in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [[*SOFT, "--mixup", "1"], ["--caption-augment", "0.1"]])
+def test_cached_tokens_cannot_be_augmented(flags, tmp_path, capfd):
+    data = write_shards(tmp_path / "shards", shards=1, samples=2)
+    base = ["--model", "PCMEpp-tiny", "--train-data", data, "--dataset-type", "webdataset", "--precision", "fp32"]
+    cached = ["--head-only", "--cache-tokens", str(tmp_path / "cache"), "--logs", str(tmp_path)]
+    assert train.main([*base, *cached, *flags]) == 2
+    assert f"{flags[-2]} changes samples in every epoch, and --cache-tokens keeps them" in capfd.readouterr().err
+
+
+# Runs.
+
+
+def losses(log):
+    """{(epoch, samples): loss}, the last word on each step."""
+    found = re.findall(r"Train Epoch: (\d+) \[ *(\d+)/.* Loss: ([\d.]+) \(", log.read_text())
+    return {(int(epoch), int(samples)): float(loss) for epoch, samples, loss in found}
+
+
+def test_a_run_of_two_ranks_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path):
+    data = write_shards(tmp_path / "shards", shards=4, samples=32)
+    argv = ["--model", "PCMEpp-tiny", "--train-data", data, "--train-num-samples", "128", "--dataset-type"]
+    argv += [
+        "webdataset",
+        "--batch-size",
+        "4",
+        "--accum-freq",
+        "2",
+        "--epochs",
+        "2",
+        "--workers",
+        "1",
+        "--precision",
+        "fp32",
+    ]
+    argv += ["--warmup", "2", "--lr", "1e-3", "--log-every-n-steps", "1", "--resume", "latest", "--logs", tmp_path]
+    argv += [*SOFT, "--mixup", "2", "--cutmix", "2", "--caption-augment", "0.2", "--save-every-minutes", "0.0001"]
+    ranks, run = Ranks(tmp_path / "ranks.log"), tmp_path / "killed"
+    try:
+        assert ranks.run(2, [*argv, "--name", "whole"]) == [0, 0], ranks.log.read_text()[-2000:]
+        pids = ranks.start(2, [*argv, "--name", "killed"])
+        end = time.monotonic() + 60
+        while not list(run.glob("checkpoints/epoch_0_batch_*.pt")):  # one is saved after the first step
+            assert time.monotonic() < end and ranks.alive(pids[1])
+            time.sleep(0.005)
+        os.kill(pids[1], signal.SIGKILL)
+        assert ranks.wait(pids)[1] == -signal.SIGKILL
+        assert checkpoints.position(checkpoints.newest_good(run / "checkpoints"))[1] > 0  # within an epoch
+        assert ranks.run(2, [*argv, "--name", "killed"]) == [0, 0]
+    finally:
+        ranks.close()
+    whole, killed = losses(tmp_path / "whole/out.log"), losses(run / "out.log")
+    assert len(whole) == 2 * 8 and killed.keys() == whole.keys()
+    for step, loss in whole.items():
+        assert killed[step] == pytest.approx(loss, rel=1e-6), step
+    ends = [checkpoints.load(tmp_path / name / "checkpoints/epoch_2.pt") for name in ("whole", "killed")]
+    for name, tensor in ends[0]["state_dict"].items():
+        assert torch.allclose(tensor, ends[1]["state_dict"][name], rtol=1e-5, atol=1e-7), name
+    known = ends[0]["about"]["hyperparameters"]
+    assert (known["mixup"], known["mix_share"], known["mix_mode"], known["mix_switch_prob"]) == (2, 0.25, "elem", 0.5)
