@@ -15,6 +15,7 @@ from helpers import REPO
 
 PACKAGE = "pcmepp_openclip"
 MATHS = ("gaussian", "precision", "distances", "losses", "ambiguity.bank", "ambiguity.calibration")
+MATHS += ("toy.points", "toy.methods", "toy.training", "toy.outcomes")
 EVALUATORS = tuple(
     f"evaluation.{name}"
     for name in (
