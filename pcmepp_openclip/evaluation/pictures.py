@@ -64,7 +64,8 @@ def _extremes(result: TaskResult, query: QueryResults, score: str, count: int) -
         if result.encoded is None:
             yield Section(title, thumbnails=[_labelled(result, i, uncertainty_N[i].item()) for i in indices])
         else:
-            yield _with_found(result.encoded, query, title, SHOWN[score], indices, uncertainty_N)
+            text = _explanation(result.encoded, query, SHOWN[score]) if what == "most" else ""
+            yield Section(title, text, examples=_with_found(result.encoded, query, indices, uncertainty_N))
 
 
 def _labelled(result: TaskResult, index: int, value: float) -> Thumbnail:
@@ -73,19 +74,21 @@ def _labelled(result: TaskResult, index: int, value: float) -> Thumbnail:
     return Thumbnail(decode_image(data.images[index].read()), f"{number(value)}: {data.classes[data.labels[index]]}")
 
 
+def _explanation(encoded: CaptionedGaussians, query: QueryResults, label: str) -> str:
+    gallery = "captions" if query.samples == "images" else "images"
+    size = len(getattr(encoded, gallery).mean)
+    return EXAMPLES.format(label=label, found=min(FOUND, size), size=size, gallery=gallery, distance=encoded.distance)
+
+
 def _with_found(
-    encoded: CaptionedGaussians, query: QueryResults, title: str, label: str, indices: list[int], uncertainty_N: Tensor
-) -> Section:
+    encoded: CaptionedGaussians, query: QueryResults, indices: list[int], uncertainty_N: Tensor
+) -> list[Row]:
     """Images with the captions that they find, or captions with the images."""
     measure = next(x for x in encoded.rankings if (x.distance, x.samples) == (encoded.distance, query.samples)).measure
     sides = (encoded.images, encoded.captions)
     own, gallery = sides if query.samples == "images" else sides[::-1]
-    shown = examples(uncertainty_N, indices, own, gallery, measure, FOUND)
-    other = "captions" if query.samples == "images" else "images"
-    size = len(gallery.mean)
-    text = EXAMPLES.format(label=label, found=min(FOUND, size), size=size, gallery=other, distance=encoded.distance)
     row = _image_row if query.samples == "images" else _caption_row
-    return Section(title, text, examples=[row(encoded, example) for example in shown])
+    return [row(encoded, example) for example in examples(uncertainty_N, indices, own, gallery, measure, FOUND)]
 
 
 def _image_row(encoded: CaptionedGaussians, example: Example) -> Row:
