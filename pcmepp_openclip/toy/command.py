@@ -1,6 +1,6 @@
 """Train points in the plane by four losses: the toy of the PCME++ paper. Three classes, 30 % of the points are of two.
 
-    pcmepp toy                       three seeds, under a minute on two cores
+    pcmepp toy                       three seeds, about 45 seconds of one core
     pcmepp toy --fixed-scale         a and b of the matching logit stay as they are: how much do they matter?
     pcmepp toy --fixed-labels        confusing points keep the class of the first epoch: nothing is ambiguous
 
