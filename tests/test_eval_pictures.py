@@ -17,8 +17,10 @@ from slow import slow_distances
 from pcmepp_openclip import cli
 from pcmepp_openclip.distances import CSD
 from pcmepp_openclip.evaluation import pictures, tsne
+from pcmepp_openclip.evaluation.datasets import Captioned
 from pcmepp_openclip.evaluation.examples import examples, extremes
 from pcmepp_openclip.evaluation.recorded import recorded_history
+from pcmepp_openclip.evaluation.tasks import CaptionedGaussians
 from pcmepp_openclip.gaussian import Gaussian
 from pcmepp_openclip.reports import curves
 
@@ -56,6 +58,16 @@ def test_what_examples_find_against_a_sort():
         assert example.found == sorted(range(30), key=lambda j: distance[example.query, j].item())[:4]
         assert example.uncertainty == pytest.approx(query.logvar[example.query].exp().sum().item())
     assert examples(query.uncertainty, [], query, gallery, CSD(), 4) == []
+
+
+def test_pairs_and_known_matches_fit():
+    own, known = [0, 0, 1], [[0], [0, 1], [1]]
+    pairs = {(i, j) for j, i in enumerate(own)}
+    matches = {(i, j) for j, images in enumerate(known) for i in images}
+    for images_of_caption, expected in ((None, pairs), (known, matches)):
+        data = Captioned([], ["a", "b", "c"], own, images_of_caption=images_of_caption)
+        encoded = CaptionedGaussians(data, gaussian(2), gaussian(3), True, [], [])
+        assert {(i, j) for i in range(2) for j in range(3) if encoded.fits(i, j)} == expected
 
 
 # --- t-SNE ------------------------------------------------------------------------------------------------
