@@ -15,11 +15,12 @@ from helpers import REPO
 
 PACKAGE = "pcmepp_openclip"
 MATHS = ("gaussian", "precision", "distances", "losses", "ambiguity.bank", "ambiguity.calibration")
+MATHS += ("toy.points", "toy.methods", "toy.training", "toy.outcomes")
 EVALUATORS = tuple(
     f"evaluation.{name}"
     for name in (
         *("retrieval", "coco", "conformal", "zeroshot", "bprw"),
-        *("uncertainty", "levels", "failure", "neighbours", "vagueness", "pairs", "correspondence"),
+        *("uncertainty", "levels", "failure", "neighbours", "vagueness", "pairs", "correspondence", "examples", "tsne"),
     )
 )
 NOT_MATHS = ("argparse", "pathlib", "os", "io", "json", "shutil", "tempfile", "open_clip", "open_clip_train")

@@ -54,7 +54,9 @@ def distributions(module: str) -> set[str]:
 
 
 DEPENDENCIES = {name_of(requirement) for requirement in PROJECT["dependencies"]}
-EXTRAS = {name_of(requirement) for requirement in PROJECT["optional-dependencies"]["coco"]}
+EXTRAS = {
+    name_of(requirement) for extra in ("coco", "plots") for requirement in PROJECT["optional-dependencies"][extra]
+}
 
 
 def test_every_import_is_declared():

@@ -130,7 +130,7 @@ def test_what_it_leaves_behind(place, results, no_report, capsys):
     page = (place / "out/index.html").read_text()
     for question in ("1. Retrieval", "2. Failure", "3. Representation", "4. Vagueness"):
         assert f">{question}: " in page
-    assert "Retrieval: scenes" in page and "Zero-shot: shapes" in page and page.count("<img") == 2 * 2 * 8
+    assert "Retrieval: scenes" in page and "Zero-shot: shapes" in page and page.count("<img") == 2 * 5 * (1 + 4 + 1)
     assert len(list((place / "out").glob("*.png"))) == page.count("<svg ") == 13
     again = evaluate(place, place / "out")
     assert again == results

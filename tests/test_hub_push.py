@@ -55,7 +55,7 @@ def sent(hub):
 def test_a_run_and_what_its_repo_holds(guarded, trained, push):
     assert "Step 8: 2 epochs, 128 samples seen: pushed to http" in push(trained, "me/run")
     files = guarded.files("me/run")
-    assert set(files) == FILES | {"loss.png", "uncertainty.png"}
+    assert set(files) == FILES | {"loss.png", "pseudo_positives.png", "uncertainty.png"}
     assert guarded.titles("me/run") == ["initial commit", "Step 8: 2 epochs, 128 samples seen"]
     config = json.loads(files["open_clip_config.json"])
     assert config["model_cfg"]["pcmepp_cfg"]["init_logvar_bias"] == -4.5
@@ -73,7 +73,8 @@ def test_the_card(guarded, trained, push):
         *("import pcmepp_openclip", 'create_model_from_pretrained("hf-hub:me/card")', "unexpected keyword argument"),
         *("| photos | 64 | 128 |", "| lr | `0.001` |", "| batch_size | `16` |", "| vib_weight | `0.0001` |"),
         *("8 steps, 128 samples seen", "log-variance head | 1 transformer block", "a bias that starts at -4.5"),
-        *("](loss.png)", "](uncertainty.png)", "torch 2", "## Limits", "## Licence", "@inproceedings", "64 validation"),
+        *("](loss.png)", "](pseudo_positives.png)", "](uncertainty.png)", "torch 2", "64 validation"),
+        *("## Limits", "## Licence", "@inproceedings"),
     ):
         assert part in text, part
     data = ModelCard(text).data

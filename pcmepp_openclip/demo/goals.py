@@ -98,9 +98,15 @@ class Spread:
         return statistics.fmean(self.values)
 
     def __str__(self) -> str:
+        return f"{self:.3f}"
+
+    def __format__(self, spec: str) -> str:
+        """The mean, and in brackets the lowest and the highest; without a format of numbers as text."""
+        if not spec.endswith("f"):
+            return format(str(self), spec)
         if len(self.values) == 1:
-            return f"{self.mean:.3f}"
-        return f"{self.mean:.3f} ({min(self.values):.3f} to {max(self.values):.3f})"
+            return format(self.mean, spec)
+        return f"{self.mean:{spec}} ({min(self.values):{spec}} to {max(self.values):{spec}})"
 
 
 @dataclass(frozen=True)

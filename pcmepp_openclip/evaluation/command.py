@@ -4,8 +4,8 @@
     pcmepp eval --model ViT-B-32 --pretrained openai --bank bank.safetensors --retrieval FOLDER --out DIR
     torchrun --nproc-per-node 8 -m -- pcmepp_openclip.cli eval ...      # the same on 8 ranks
 
-Prints tables and writes DIR/results.json, DIR/metrics.csv and DIR/index.html. The same command resumes an interrupted
-evaluation.
+Prints tables and writes DIR/results.json, DIR/metrics.csv, DIR/index.html and its plots as DIR/*.png. The same command
+resumes an interrupted evaluation.
 """
 
 import argparse
@@ -25,12 +25,13 @@ from ..models.pcmepp import ProbabilisticModel
 from ..reports import report
 from ..system import files
 from ..system.version import __version__
-from . import coco, pages, questions
+from . import coco, pages, pictures, questions, tsne
 from .datasets import Captioned, Labelled, read_captioned, read_karpathy, read_labelled
 from .encode import Encoder, process_group
 from .hierarchies import Hierarchies, read_hierarcaps, read_himo
 from .loading import add_model_flags, load_model
 from .noisy_pairs import read_noisy_pairs
+from .recorded import recorded_history
 from .tasks import TaskResult, evaluate_correspondence, evaluate_retrieval, evaluate_vagueness, evaluate_zeroshot
 
 
@@ -127,6 +128,21 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     )
     group = parser.add_argument_group("output and computation")
     group.add_argument("--out", required=True, type=Path, help="folder for results, report and cached embeddings")
+    group.add_argument(
+        "--examples",
+        type=int,
+        default=5,
+        metavar="N",
+        help="show the N most and the N least uncertain images and captions with what they find; 0 for none (5)",
+    )
+    group.add_argument(
+        "--tsne",
+        type=int,
+        default=0,
+        metavar="N",
+        help="show N images and their captions in one plane by t-SNE, with areas by uncertainty; needs scikit-learn",
+    )
+    group.add_argument("--tsne-seed", type=int, default=0, help="chooses these images, and places them (0)")
     group.add_argument("--batch-size", type=int, default=64, help="samples per batch and rank (default: 64)")
     group.add_argument(
         "--workers", type=int, default=min(4, os.cpu_count() or 1), help="processes that decode images, per rank"
@@ -151,6 +167,15 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         raise ValueError("--noisy-pairs needs --noise-ratio, and --noise-seed if it was not 0 in training.")
     if not args.noisy_pairs and (args.noise_ratio is not None or args.noise_seed):
         raise ValueError("--noise-ratio and --noise-seed are for --noisy-pairs: add that, or drop them.")
+    if args.tsne and not (args.retrieval or args.coco):
+        raise ValueError("--tsne shows images with captions: add --retrieval or --coco.")
+    if args.tsne_seed and not args.tsne:
+        raise ValueError("--tsne-seed chooses among the images of --tsne: add --tsne N.")
+    for flag in ("examples", "tsne", "tsne_seed"):
+        if vars(args)[flag] < 0:
+            raise ValueError(f"--{flag.replace('_', '-')} must be at least 0, not {vars(args)[flag]}.")
+    if args.tsne:
+        tsne.load_sklearn()
     if args.batch_size < 1 or args.workers < 0:
         raise ValueError("--batch-size must be at least 1, and --workers at least 0.")
     return args
@@ -274,5 +299,7 @@ def write_results(args: argparse.Namespace, encoder: Encoder, results: list[Task
     asked = list(questions.questions(results))
     print(f"\n{questions.text_tables(asked)}")
     sections = [*asked, *pages.report_sections(results)]
+    sections += pictures.picture_sections(results, args.examples, args.tsne, args.tsne_seed)
+    sections += pictures.training_section(recorded_history(args.pretrained))
     page = report.write_report(args.out, f"Evaluation of {name}", sections, lead)
     print(f"\n{args.out / 'results.json'}\n{args.out / 'metrics.csv'}\n{page}")

@@ -8,13 +8,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..data.decode import decode_image
 from ..reports import plots
-from ..reports.report import Plot, Section, Thumbnail
+from ..reports.report import Plot, Section
 from . import uncertainty
 from .tasks import QueryResults, TaskResult
 
-EXTREMES = 8  # the most and the least uncertain samples that are shown
 COLOURS = ("#2a8c86", "#c8742c", "#7a68b3", "#b3456b", "#6b8e23")  # readable on light and on dark
 
 TITLES = {
@@ -65,16 +63,13 @@ def report_sections(results: Sequence[TaskResult]) -> Iterator[Section]:
         if result.pairs:
             yield _pairs(result)
         for query in result.queries:
-            for score in _shown(result, query):
+            for score in shown_scores(result, query):
                 yield _uncertainty(result, query, score, texts.pop(score, ""))
-            if not _shown(result, query):
+            if not shown_scores(result, query):
                 yield _confidence(result, query)
-        for query in result.queries:
-            for score in _shown(result, query):
-                yield from _extremes(result, query, score)
 
 
-def _shown(result: TaskResult, query: QueryResults) -> list[str]:
+def shown_scores(result: TaskResult, query: QueryResults) -> list[str]:
     """The scores in `SHOWN` that there are."""
     return [score for score in query.uncertainties(result.probabilistic) if score in SHOWN]
 
@@ -117,8 +112,8 @@ def cells(frame: pd.DataFrame) -> pd.Series:
 
 
 def _with_interval(value: float, low: float, high: float) -> str:
-    text = _number(value)
-    return f"{text} ({_number(low)} to {_number(high)})" if math.isfinite(low) and math.isfinite(high) else text
+    text = number(value)
+    return f"{text} ({number(low)} to {number(high)})" if math.isfinite(low) and math.isfinite(high) else text
 
 
 def _pivot(labels: pd.Series, columns: pd.Series, texts: pd.Series) -> pd.DataFrame:
@@ -132,7 +127,7 @@ def text_table(result: TaskResult) -> str:
     """The numbers for the terminal."""
     tables = [task_table(result)]
     for query in result.queries:
-        for score in dict.fromkeys(["", *_shown(result, query)]):  # without uncertainties, the calibration error
+        for score in dict.fromkeys(["", *shown_scores(result, query)]):  # without uncertainties, the calibration error
             prefix = " ".join(filter(None, (query.samples, score)))
             tables.append(uncertainty_table(result, query.samples, score).add_prefix(f"{prefix}: ", axis="index"))
     if result.pairs:
@@ -184,7 +179,7 @@ def _uncertainty(result: TaskResult, query: QueryResults, score: str, text: str)
             "when the most uncertain are rejected; flat is chance",
         ),
     ]
-    if score == _shown(result, query)[0]:  # it is about neither of them
+    if score == shown_scores(result, query)[0]:  # it is about neither of them
         drawn.append(_reliability_plot(result, query))
     label = SHOWN[score]
     drawn.append(Plot(f"{prefix}-histogram", _histogram(query, uncertainty_N, label), "how uncertain the samples are"))
@@ -269,33 +264,8 @@ def _words(result: TaskResult, uncertainty_N: Tensor, label: str) -> Any:
     return figure
 
 
-def _extremes(result: TaskResult, query: QueryResults, score: str) -> Iterator[Section]:
-    uncertainty_N, by = query.uncertainties(result.probabilistic)[score], " by the bank" if score == "bank" else ""
-    if query.samples == "images":
-        order = uncertainty_N.argsort(descending=True).tolist()
-        for what, indices in (("most", order[:EXTREMES]), ("least", order[::-1][:EXTREMES])):
-            thumbnails = [_thumbnail(result, i, uncertainty_N[i].item()) for i in indices]
-            yield Section(f"{result.name}: {what} uncertain images{by}", thumbnails=thumbnails)
-    else:
-        first = list({caption: i for i, caption in reversed(list(enumerate(result.data.captions)))}.values())
-        first.sort(key=lambda i: -uncertainty_N[i].item())
-        ends = first[:EXTREMES] + first[max(EXTREMES, len(first) - EXTREMES) :]
-        rows = [[result.data.captions[i], _number(uncertainty_N[i].item())] for i in ends]
-        text = f"The {EXTREMES} most uncertain captions, then the {EXTREMES} least uncertain ones."
-        header = ["caption", SHOWN[score]]
-        yield Section(f"{result.name}: most and least uncertain captions{by}", text, rows, header)
-
-
-def _thumbnail(result: TaskResult, index: int, value: float) -> Thumbnail:
-    data = result.data
-    if result.task == "zeroshot":
-        text = data.classes[data.labels[index]]
-    else:
-        text = data.captions[data.image_of_caption.index(index)]
-    return Thumbnail(decode_image(data.images[index].read()), f"{_number(value)}: {text}")
-
-
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """With four digits, or a dash where it is not finite."""
     if not math.isfinite(value):
         return "-"
     return f"{value:.4f}" if abs(value) < 10 else f"{value:.1f}"

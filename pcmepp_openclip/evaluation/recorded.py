@@ -1,4 +1,4 @@
-"""What the flags of a training run changed in its model, as its checkpoints record it."""
+"""What a training run has recorded: in a checkpoint what its flags changed in the model, and beside it its history."""
 
 import json
 from pathlib import Path
@@ -11,15 +11,33 @@ from ..host import config_check, repos
 from ..runs import record
 
 
-def recorded_changes(model: str, pretrained: str | None) -> dict[str, Any]:
-    """Arguments of `create_model` that build `model` as the run trained it that wrote the file `pretrained`, such as a
-    forced image size and the settings of PCME++; {} for a file of another kind or of a run of another model."""
+def recorded_history(pretrained: str | None) -> list[dict[str, float]]:
+    """The lines of history.jsonl up to the checkpoint `pretrained` of a run, see `record`; [] for anything else."""
+    checkpoint = _checkpoint(pretrained)
+    training = checkpoint.get("training")
+    samples = record.count(training.get("samples_seen")) if isinstance(training, dict) else None
+    if pretrained is None or samples is None:
+        return []
+    lines = record.read_lines(Path(pretrained).parent / record.HISTORY, "samples", samples)
+    return [numbers for line in lines if "samples" in (numbers := record.numbers(line))]
+
+
+def _checkpoint(pretrained: str | None) -> dict[str, Any]:
+    """The content of a checkpoint of a run, {} for a file of another kind."""
     if pretrained is None or not pretrained.endswith(".pt") or not Path(pretrained).is_file():
         return {}
     try:
-        checkpoint = torch.load(pretrained, map_location="cpu", weights_only=True, mmap=True)
-        about = record.checked(checkpoint.get("about"))
+        found = torch.load(pretrained, map_location="cpu", weights_only=True, mmap=True)
     except Exception:  # loading its weights tells why it cannot be read
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def recorded_changes(model: str, pretrained: str | None) -> dict[str, Any]:
+    """Arguments of `create_model` that build `model` as the run trained it that wrote the file `pretrained`, such as a
+    forced image size and the settings of PCME++; {} for a file of another kind or of a run of another model."""
+    about = record.checked(_checkpoint(pretrained).get("about"))
+    if pretrained is None or not about:
         return {}
     config, named = json.loads(json.dumps(about.get("config"))), open_clip.get_model_config(model)  # without tuples
     if named is None or about.get("hyperparameters", {}).get("model") != model or not repos.is_ours(config):

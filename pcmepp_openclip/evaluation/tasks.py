@@ -68,6 +68,7 @@ class TaskResult:
     probabilistic: bool
     queries: list[QueryResults] = field(default_factory=list)
     pairs: dict[str, tuple[Curve, float]] = field(default_factory=dict)  # see `pairs.reliabilities`
+    encoded: "CaptionedGaussians | None" = None  # of retrieval, for pictures of samples and what they find
 
     def as_json(self) -> dict[str, Any]:
         out: dict[str, Any] = {"images": len(self.data.images)}
@@ -107,6 +108,7 @@ class CaptionedGaussians:
         cropped: the Gaussians of the images' centre crops, [N, D], or None.
         bank: reference pairs, or None.
         pairs: how far the probability of a pair can be relied on, see `pairs.reliabilities`; {} without a calibration.
+        distance: the name of the distance that the model was trained with, "cosine" if its variances mean nothing.
     """
 
     data: Captioned
@@ -119,6 +121,12 @@ class CaptionedGaussians:
     cropped: Gaussian | None = None
     bank: Bank | None = None
     pairs: dict[str, tuple[Curve, float]] = field(default_factory=dict)
+    distance: str = "cosine"
+
+    def fits(self, image: int, caption: int) -> bool:
+        """Whether they are a pair, or are known to fit."""
+        known = self.data.images_of_caption
+        return self.data.image_of_caption[caption] == image or (known is not None and image in known[caption])
 
 
 @dataclass(frozen=True)
@@ -182,10 +190,20 @@ def evaluate_retrieval(
         about = data.image_of_caption, encoder.scale, encoder.bank
         judged = reliabilities(encoder.calibration, images, texts, *about)
     encoded = CaptionedGaussians(
-        data, images, texts, encoder.probabilistic, found, queries, eccv_caption, cropped, encoder.bank, judged
+        data,
+        images,
+        texts,
+        encoder.probabilistic,
+        found,
+        queries,
+        eccv_caption,
+        cropped,
+        encoder.bank,
+        judged,
+        encoder.distance if encoder.distance in encoder.distances else "cosine",
     )
     metrics = [metric for evaluate in RETRIEVAL_EVALUATORS.values() for metric in evaluate(encoded)]
-    return TaskResult(name, "retrieval", data, metrics, encoder.probabilistic, queries, judged)
+    return TaskResult(name, "retrieval", data, metrics, encoder.probabilistic, queries, judged, encoded)
 
 
 def evaluate_zeroshot(

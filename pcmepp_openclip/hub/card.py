@@ -23,11 +23,12 @@ CITATION = """\
 
 def write_card(folder: Path, facts: Facts) -> str:
     """Draw the plots into `folder`; the card's text."""
-    drawn = [
-        name
-        for name, draw in ((figures.LOSS, figures.loss), (figures.UNCERTAINTY, figures.uncertainty))
-        if draw(folder / name, facts)
-    ]
+    drawable = (
+        (figures.LOSS, figures.loss),
+        (figures.PSEUDO_POSITIVES, figures.pseudo_positives),
+        (figures.UNCERTAINTY, figures.uncertainty),
+    )
+    drawn = [name for name, draw in drawable if draw(folder / name, facts)]
     parts = [_head(facts), _loading(facts), _uncertainty(facts), _architecture(facts), _training(facts)]
     parts += [_results(facts, drawn), _end(facts)]
     return f"---\n{metadata(facts)}\n---\n\n" + "\n\n".join(part for part in parts if part) + "\n"
@@ -254,6 +255,8 @@ def _results(facts: Facts, drawn: list[str]) -> str:
         parts.append("The run had no validation data: nothing was measured.")
     if figures.LOSS in drawn:
         parts.append(f"![Loss by samples seen]({figures.LOSS})")
+    if figures.PSEUDO_POSITIVES in drawn:
+        parts.append(f"![Pseudo-positives per batch by samples seen]({figures.PSEUDO_POSITIVES})")
     if figures.UNCERTAINTY in drawn:
         parts.append(f"![R@1 by uncertainty]({figures.UNCERTAINTY})")
     return "\n\n".join(part for part in parts if part)

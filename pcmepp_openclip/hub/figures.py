@@ -1,26 +1,20 @@
 """The figures of a model card. Each is True if it was drawn, False where there is nothing to draw."""
 
-import math
 from pathlib import Path
+from typing import Any
 
-from ..reports import plots
+from ..reports import curves, plots
 from .facts import Facts
 
-LOSS, UNCERTAINTY = "loss.png", "uncertainty.png"
+LOSS, PSEUDO_POSITIVES, UNCERTAINTY = "loss.png", "pseudo_positives.png", "uncertainty.png"
 
 
 def loss(path: Path, facts: Facts) -> bool:
-    if len(facts.history) < 2:
-        return False
-    figure, axes = plots.new("Loss", x="samples seen", y="loss")
-    samples = [line["samples"] for line in facts.history]
-    names = [name for name in facts.history[-1] if name.endswith("loss")]
-    axes.plot(samples, [sum(line.get(name, 0.0) for name in names) for line in facts.history], label="sum")
-    for name in names if len(names) > 1 else ():
-        axes.plot(samples, [line.get(name, math.nan) for line in facts.history], label=name, linewidth=0.8)
-    axes.legend(frameon=False)
-    plots.png(figure, path)
-    return True
+    return _saved(curves.loss(facts.history), path)
+
+
+def pseudo_positives(path: Path, facts: Facts) -> bool:
+    return _saved(curves.pseudo_positives(facts.history), path)
 
 
 def uncertainty(path: Path, facts: Facts) -> bool:
@@ -30,5 +24,12 @@ def uncertainty(path: Path, facts: Facts) -> bool:
     for name, (values, recall) in facts.bins.items():
         axes.plot(values, recall, marker="o", label=name.replace("_", " "))
     axes.legend(frameon=False)
+    plots.png(figure, path)
+    return True
+
+
+def _saved(figure: Any, path: Path) -> bool:
+    if figure is None:
+        return False
     plots.png(figure, path)
     return True

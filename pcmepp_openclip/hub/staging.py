@@ -28,6 +28,7 @@ PUSHED_FILES = (
     repos.CONFIG_FILE,
     export.CARD,
     figures.LOSS,
+    figures.PSEUDO_POSITIVES,
     figures.UNCERTAINTY,
     BANK_FILE,
     CALIBRATION_FILE,

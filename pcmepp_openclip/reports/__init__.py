@@ -1,1 +1,1 @@
-"""HTML reports (`report`) and the plots in them (`plots`)."""
+"""HTML reports (`report`), the plots in them (`plots`), and the curves of a training run (`curves`)."""

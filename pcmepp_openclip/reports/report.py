@@ -48,6 +48,15 @@ class Plot:
 
 
 @dataclass
+class Row:
+    """A title, images side by side, and lines of text, such as a query and what it finds."""
+
+    title: str = ""
+    thumbnails: Sequence[Thumbnail] = ()
+    lines: Sequence[str] = ()
+
+
+@dataclass
 class Section:
     title: str
     text: str = ""
@@ -55,6 +64,7 @@ class Section:
     header: Sequence[str] = ()
     plots: Sequence[Plot] = ()
     thumbnails: Sequence[Thumbnail] = ()
+    examples: Sequence[Row] = ()
 
 
 def write_report(folder: Path, title: str, sections: Iterable[Section], lead: str = "") -> Path:
@@ -89,6 +99,7 @@ def _section(anchor: str, section: Section) -> str:
         parts.append(f'<div class="plots">{"".join(map(_plot, section.plots))}</div>')
     if section.thumbnails:
         parts.append(f'<div class="thumbnails">{"".join(map(_thumbnail, section.thumbnails))}</div>')
+    parts += map(_row, section.examples)
     return f"<section>{''.join(parts)}</section>"
 
 
@@ -132,6 +143,13 @@ def _thumbnail(thumbnail: Thumbnail) -> str:
     alt, look = html.escape(thumbnail.caption or "an image"), ' class="small"' if small else ""
     tag = f'<img{look} alt="{alt}" src="data:image/{kind};base64,{data}">'
     return f"<figure>{tag}{_caption(thumbnail.caption)}</figure>"
+
+
+def _row(row: Row) -> str:
+    title = f"<h3>{html.escape(row.title)}</h3>" if row.title else ""
+    lines = "".join(f"<li>{html.escape(line)}</li>" for line in row.lines)
+    images = f'<div class="thumbnails">{"".join(map(_thumbnail, row.thumbnails))}</div>' if row.thumbnails else ""
+    return f'<div class="row">{title}{images}{f"<ol>{lines}</ol>" if lines else ""}</div>'
 
 
 def _caption(text: str) -> str:

@@ -1,0 +1,166 @@
+"""The sections of a report in which one sees samples: uncertain and certain ones with what they find, images and
+captions in one plane, and the curves of the run that trained the model."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..data.decode import decode_image
+from ..reports import curves, plots
+from ..reports.report import Plot, Row, Section, Thumbnail
+from .examples import Example, examples, extremes
+from .pages import SHOWN, number, shown_scores
+from .tasks import CaptionedGaussians, QueryResults, TaskResult
+from .tsne import Plane, place
+
+FOUND = 4  # items that are shown of what a sample finds
+PAIR_COLOURS = ("#2a8c86", "#c8742c", "#7a68b3", "#b3456b", "#6b8e23", "#3a74c4", "#a8842c", "#5c6670")
+AREAS = (25.0, 420.0)  # of the least and of the most uncertain item, in square points
+EXAMPLES = """\
+The number is the {label}. Beside each are the first {found} of the {size:,} {gallery} that it finds by the distance
+{distance}; those that it is paired with, or that are known to fit, have a tick."""
+TSNE = """\
+{shown} images, drawn at random, with their captions, and {background} others in grey: a square is an image, a dot a
+caption. An image and its captions have one colour and are joined by lines. {areas} t-SNE by the cosine of the means
+keeps neighbours together; other distances in the plane mean nothing."""
+AREAS_BY = "Areas grow with the {label}, from the least to the most uncertain of the images, and of the captions."
+TRAINING = "From the history of the run that wrote the checkpoint. A pseudo-positive is nearer than a true pair."
+
+
+def picture_sections(results: Sequence[TaskResult], count: int, tsne: int = 0, seed: int = 0) -> Iterator[Section]:
+    """What is shown of each task.
+
+    Arguments:
+        count: samples at each end of the uncertainty, 0 for none.
+        tsne: images to show in the plane, 0 for no plane.
+        seed: of their choice.
+    """
+    for result in results:
+        if tsne and result.encoded is not None:
+            yield tsne_section(result, result.encoded, tsne, seed)
+        for query in result.queries if count else ():
+            for score in shown_scores(result, query):
+                yield from _extremes(result, query, score, count)
+
+
+def training_section(history: Sequence[Mapping[str, Any]]) -> Iterator[Section]:
+    """The curves of the run, if there are any."""
+    drawn = {"training-loss": curves.loss(history), "training-pseudo-positives": curves.pseudo_positives(history)}
+    found = [Plot(name, figure) for name, figure in drawn.items() if figure is not None]
+    if found:
+        yield Section("Training", TRAINING, plots=found)
+
+
+def _extremes(result: TaskResult, query: QueryResults, score: str, count: int) -> Iterator[Section]:
+    """The most, then the least uncertain samples by one score; of equal captions the first."""
+    uncertainty_N, by = query.uncertainties(result.probabilistic)[score], " by the bank" if score == "bank" else ""
+    captions = result.data.captions if query.samples == "captions" else None
+    for what, indices in zip(("most", "least"), extremes(uncertainty_N, count, captions), strict=True):
+        title = f"{result.name}: {what} uncertain {query.samples}{by}"
+        if not indices:
+            continue
+        if result.encoded is None:
+            yield Section(title, thumbnails=[_labelled(result, i, uncertainty_N[i].item()) for i in indices])
+        else:
+            text = _explanation(result.encoded, query, SHOWN[score]) if what == "most" else ""
+            yield Section(title, text, examples=_with_found(result.encoded, query, indices, uncertainty_N))
+
+
+def _labelled(result: TaskResult, index: int, value: float) -> Thumbnail:
+    """An image of a zero-shot folder with its class."""
+    data = result.data
+    return Thumbnail(decode_image(data.images[index].read()), f"{number(value)}: {data.classes[data.labels[index]]}")
+
+
+def _explanation(encoded: CaptionedGaussians, query: QueryResults, label: str) -> str:
+    gallery = "captions" if query.samples == "images" else "images"
+    size = len(getattr(encoded, gallery).mean)
+    return EXAMPLES.format(label=label, found=min(FOUND, size), size=size, gallery=gallery, distance=encoded.distance)
+
+
+def _with_found(
+    encoded: CaptionedGaussians, query: QueryResults, indices: list[int], uncertainty_N: Tensor
+) -> list[Row]:
+    """Images with the captions that they find, or captions with the images."""
+    measure = next(x for x in encoded.rankings if (x.distance, x.samples) == (encoded.distance, query.samples)).measure
+    sides = (encoded.images, encoded.captions)
+    own, gallery = sides if query.samples == "images" else sides[::-1]
+    row = _image_row if query.samples == "images" else _caption_row
+    return [row(encoded, example) for example in examples(uncertainty_N, indices, own, gallery, measure, FOUND)]
+
+
+def _image_row(encoded: CaptionedGaussians, example: Example) -> Row:
+    thumbnail = Thumbnail(decode_image(encoded.data.images[example.query].read()), number(example.uncertainty))
+    captions = encoded.data.captions
+    return Row(
+        thumbnails=[thumbnail],
+        lines=[_ticked(captions[j], encoded.fits(example.query, j)) for j in example.found],
+    )
+
+
+def _caption_row(encoded: CaptionedGaussians, example: Example) -> Row:
+    thumbnails = [
+        Thumbnail(decode_image(encoded.data.images[i].read()), _ticked(str(rank), encoded.fits(i, example.query)))
+        for rank, i in enumerate(example.found, start=1)
+    ]
+    return Row(f"{number(example.uncertainty)}: {encoded.data.captions[example.query]}", thumbnails)
+
+
+def _ticked(text: str, fits: bool) -> str:
+    return f"✓ {text}" if fits else text
+
+
+def tsne_section(result: TaskResult, encoded: CaptionedGaussians, count: int, seed: int) -> Section:
+    data = encoded.data
+    plane = place(encoded.images.mean, encoded.captions.mean, data.image_of_caption, count, seed)
+    scores = {query.samples: shown_scores(result, query) for query in result.queries}
+    uncertainties = {
+        query.samples: query.uncertainties(result.probabilistic)[scores[query.samples][0]]
+        for query in result.queries
+        if scores[query.samples]
+    }
+    figure = draw_plane(plane, data.image_of_caption, uncertainties.get("images"), uncertainties.get("captions"))
+    by = AREAS_BY.format(label=SHOWN[scores["images"][0]]) if scores["images"] else ""
+    text = TSNE.format(shown=plane.shown, background=len(plane.images) - plane.shown, areas=by)
+    drawn = Plot(f"{result.task}-{result.name}-tsne", figure)
+    return Section(f"{result.name}: images and captions in one plane", text, plots=[drawn])
+
+
+def draw_plane(plane: Plane, image_of_caption: Sequence[int], image_N: Tensor | None, caption_M: Tensor | None) -> Any:
+    """A matplotlib figure.
+
+    Arguments:
+        image_of_caption: for each caption of the dataset the index of its image.
+        image_N, caption_M: uncertainties of all images and captions, or None: then all areas are equal.
+    """
+    figure, axes = plots.new(size=(6.4, 6.0))
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set_visible(False)
+    shown = plane.images[: plane.shown]
+    captions = {i: [j for j, k in enumerate(plane.captions) if image_of_caption[k] == i] for i in shown}
+    back = [j for j, k in enumerate(plane.captions) if image_of_caption[k] not in captions]
+    axes.scatter(*plane.image_I2[plane.shown :].T, marker="s", s=9, color=plots.INK, alpha=0.25, linewidths=0)
+    axes.scatter(*plane.caption_J2[back].T, s=5, color=plots.INK, alpha=0.25, linewidths=0)
+    drawn = [j for i in shown for j in captions[i]]
+    image_area_I, caption_area_J = areas(image_N, shown), areas(caption_M, [plane.captions[j] for j in drawn])
+    area_of = dict(zip(drawn, caption_area_J, strict=True))
+    for n, i in enumerate(shown):
+        colour, at_2 = PAIR_COLOURS[n % len(PAIR_COLOURS)], plane.image_I2[n]
+        for j in captions[i]:
+            axes.plot(*torch.stack([at_2, plane.caption_J2[j]]).T, color=colour, linewidth=0.7, alpha=0.6, zorder=2)
+        look = {"facecolors": colour, "edgecolors": colour, "alpha": 0.6, "zorder": 3}
+        axes.scatter(*plane.caption_J2[captions[i]].T, s=[area_of[j] for j in captions[i]], **look)
+        axes.scatter(*at_2, marker="s", s=image_area_I[n], **look)
+    return figure
+
+
+def areas(uncertainty_N: Tensor | None, indices: Sequence[int]) -> list[float]:
+    """The areas of the items at `indices`: linear in the uncertainty, between both ends of `AREAS`."""
+    least, most = AREAS
+    if uncertainty_N is None:
+        return [(least + most) / 4] * len(indices)
+    value_n = uncertainty_N[list(indices)].double()
+    share_n = (value_n - value_n.min()) / (value_n.max() - value_n.min()).clamp(min=1e-12)
+    return (least + (most - least) * share_n).tolist()
