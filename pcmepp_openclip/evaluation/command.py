@@ -18,6 +18,7 @@ from typing import Any
 
 from ..ambiguity import Bank, Calibration
 from ..ambiguity.store import BANK_FILE, CALIBRATION_FILE, check_calibration, load_bank, load_calibration
+from ..distances import DISTANCES, by_name
 from ..host.repos import file_beside
 from ..models.fingerprint import bank_fingerprint
 from ..models.pcmepp import ProbabilisticModel
@@ -100,6 +101,14 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     group.add_argument("--hierarcaps-images", metavar="FOLDER", help="the folder that contains COCO's val2014")
     group.add_argument("--himo", metavar="JSON", help="HiMo-CLIP's himo_docci_data.json: ever longer captions")
     group.add_argument("--himo-images", metavar="FOLDER", help="the folder of DOCCI's images")
+    group.add_argument(
+        "--distances",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="distances to rank by in addition to the default ones and the model's own: "
+        f"{', '.join(name for name in DISTANCES if name not in by_name())}",
+    )
     group.add_argument("--split", default="test", help="the split to evaluate on (default: test)")
     group.add_argument(
         "--val-split",
@@ -133,6 +142,10 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
             raise ValueError(f"--{flag}-images needs --{flag}, the file with the captions.")
     if args.coco and not args.coco_images:
         raise ValueError("--coco needs --coco-images, the folder that contains COCO's val2014.")
+    try:
+        by_name(args.distances)
+    except ValueError as error:
+        raise ValueError(f"--distances: {error}") from None
     if args.batch_size < 1 or args.workers < 0:
         raise ValueError("--batch-size must be at least 1, and --workers at least 0.")
     return args
@@ -176,6 +189,8 @@ def _named(texts: list[str], flag: str) -> list[tuple[str, str]]:
 def load(args: argparse.Namespace) -> tuple[Encoder, list[str]]:
     """The model, ready to encode, and what must be said of it."""
     loaded = load_model(args.model, args.pretrained, args.device)
+    if args.distances and not loaded.probabilistic:
+        raise ValueError(f"--distances needs trained log-variances, which {args.model} lacks: drop it.")
     bank = _bank(args, loaded.model)
     by = "its means" if bank is None else "its means and its bank"
     notes = []
@@ -201,6 +216,7 @@ def load(args: argparse.Namespace) -> tuple[Encoder, list[str]]:
         upright=args.exif_orientation,
         bank=bank,
         calibration=_calibration(args, bank, loaded.probabilistic),
+        also=args.distances,
     )
     return encoder, notes
 

@@ -14,6 +14,7 @@ from ..gaussian import Gaussian
 from .collectives import AllGather
 from .fused import PairLosses, TruePairs, chunks, csd_logits, pseudo_positives
 from .matching import matching_logits, pairs_divisor
+from .settings import TermSettings
 
 
 class PairTerms(NamedTuple):
@@ -46,6 +47,9 @@ class PairBatch:
         reduction: of sums over all pairs, "mean" or "sum", see `matching_loss`.
         rank, world_size: the place of this process; every rank has n pairs.
         with_pseudo_positives, with_contrastive: whether pseudo-positives and InfoNCE are wanted.
+        settings: of single terms.
+        epoch: index of the epoch.
+        noise_seed: for terms that draw noise: new in each step, the same on all ranks and in all passes of a step.
     """
 
     images: Gaussian
@@ -60,6 +64,9 @@ class PairBatch:
     with_pseudo_positives: bool = True
     with_contrastive: bool = True
     trained_means: tuple[Tensor, Tensor] | None = None
+    settings: TermSettings = field(default_factory=TermSettings)
+    epoch: int = 0
+    noise_seed: int = 0
 
     def gather(self, x_n: Tensor) -> Tensor:
         """The rows of all ranks, with gradients."""

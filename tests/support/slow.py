@@ -144,3 +144,22 @@ def slow_difficulty(v, t, lv, lt, s):
                 target = (2 / s * (logits.logsumexp(0) - logits[i]) + 1e-3).log()
             total = total + (logvar[i].exp().sum().log() - target) ** 2 / len(a)
     return total
+
+
+def slow_triplet(v, t, margin, hardest):
+    """Hinges over all negatives of each image and of each text, one pair at a time."""
+    n, total = len(v), 0
+    for a, b in ((v, t), (t, v)):
+        for i in range(n):
+            hinges = [(margin + (a[i] * b[j]).sum() - (a[i] * b[i]).sum()).clamp(min=0) for j in range(n) if j != i]
+            total = total + (max(hinges) if hardest else sum(hinges)) / n
+    return total
+
+
+def slow_pcme(v, t, lv, lt, a, b, noise, reduction="mean"):
+    """Binary cross-entropy of the mean over all pairs of samples, for noise [2, N, J, D], in N x N x J x J x D."""
+    n, noise = len(v), noise.to(v.dtype)
+    z_v, z_t = (mean[:, None] + (s / 2).exp()[:, None] * e for mean, s, e in ((v, lv, noise[0]), (t, lt, noise[1])))
+    p = (b - a * (z_v[:, None, :, None] - z_t[None, :, None]).norm(dim=-1)).sigmoid().mean(dim=(2, 3))
+    m = torch.eye(n, dtype=torch.bool)
+    return -torch.where(m, p.log(), (1 - p).log()).sum() / (n * n if reduction == "mean" else n)
