@@ -29,6 +29,7 @@ NAMES = {  # each a module here with `rows()`
     "startup": "imports and time to the first step",
     "head_only": "epochs of --head-only from cached tokens",
     "loss": "time and memory of the loss",
+    "pcme": "the loss by CSD, and by the Monte-Carlo samples of PCME",
     "gather": "bytes that ranks exchange for the loss",
     "checkpoint": "saving and verified loading",
     "retrieval": "evaluation by CSD and by cosine",

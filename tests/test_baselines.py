@@ -11,7 +11,7 @@ import pytest
 import torch
 from drawn_shards import write_shards
 from eval_data import write_retrieval
-from largest import LargestTensor
+from largest import LargestTensor, kept_for_backward
 from rank_worker import BATCH, build_model
 from slow import slow_pcme, slow_terms, slow_triplet
 from test_loss import batch, call, grads, relative
@@ -73,9 +73,19 @@ def test_pcme_against_the_slow_form(monkeypatch, samples, chunk, reduction):
 def test_pcme_never_holds_the_distances_of_all_samples(monkeypatch):
     monkeypatch.setitem(fused.CHUNK, "cpu", 2**14)
     leaves, loss = batch(n=64, dtype=torch.float32), pp.PCMEppLoss(**OFF, pcme_weight=1.0)
-    with LargestTensor() as largest:
+    with kept_for_backward() as kept, LargestTensor() as largest:
         grads(call(loss, leaves)["pcme_loss"], leaves)
     assert largest.elements <= 2**14 < 64 * 64 * 64
+    assert sum(kept) < 64 * 64 * 64
+
+
+def test_triplets_never_hold_all_cosines(monkeypatch):
+    monkeypatch.setitem(fused.CHUNK, "cpu", 2**12)
+    leaves, loss = batch(n=512, dtype=torch.float32), pp.PCMEppLoss(**OFF, triplet_weight=1.0)
+    with kept_for_backward() as kept, LargestTensor() as largest:
+        grads(call(loss, leaves)["triplet_loss"], leaves)
+    assert largest.elements <= 2 * 2**12 < 512 * 512  # of a chunk; the means are 512 x 8
+    assert sum(kept) < 512 * 512
 
 
 def test_pcme_of_points_is_a_match_probability_of_their_distance():

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import REPO
-from largest import LargestTensor
+from largest import LargestTensor, kept_for_backward
 from slow import SLOW
 
 from pcmepp_openclip import DISTANCES, Distance, Gaussian
@@ -129,10 +129,11 @@ def test_tiles_bound_the_memory_of_both_passes(name, monkeypatch):
     whole = DISTANCES[name].matrix(a, b)
     whole_grad = torch.autograd.grad(whole.square().sum(), [*a, *b])
     monkeypatch.setitem(tiles.TILE, "cpu", 2**12)
-    with LargestTensor() as largest:
+    with kept_for_backward() as kept, LargestTensor() as largest:
         tiled = DISTANCES[name].matrix(a, b)
         grad = torch.autograd.grad(tiled.square().sum(), [*a, *b])
     assert largest.elements <= 2**12 < 40 * 50 * 16
+    assert sum(kept) < 40 * 50 * 4
     torch.testing.assert_close(tiled, whole)
     for x, y in zip(grad, whole_grad, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4 * y.abs().max().item())

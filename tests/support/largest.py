@@ -1,5 +1,7 @@
 """The largest tensor that some code makes, and what it must not call."""
 
+import contextlib
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -21,3 +23,17 @@ class LargestTensor(TorchDispatchMode):
         for x in out if isinstance(out, (tuple, list)) else (out,):
             self.elements = max(self.elements, x.numel() if isinstance(x, torch.Tensor) else 0)
         return out
+
+
+@contextlib.contextmanager
+def kept_for_backward():
+    """A list of the sizes of the tensors that operations keep for the backward pass; those that are computed again
+    there are not among them."""
+    sizes = []
+
+    def keep(x):
+        sizes.append(x.numel())
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        yield sizes
