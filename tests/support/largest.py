@@ -27,12 +27,12 @@ class LargestTensor(TorchDispatchMode):
 
 @contextlib.contextmanager
 def kept_for_backward():
-    """A list of the sizes of the tensors that operations keep for the backward pass; those that are computed again
-    there are not among them."""
-    sizes = []
+    """The elements of each block of memory that operations keep for the backward pass, by its address; what is computed
+    again there is not among them."""
+    sizes = {}
 
     def keep(x):
-        sizes.append(x.numel())
+        sizes[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes() // x.element_size()
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
