@@ -30,6 +30,7 @@ NAMES = {  # each a module here with `rows()`
     "head_only": "epochs of --head-only from cached tokens",
     "loss": "time and memory of the loss",
     "labels": "mixed images and soft labels against none",
+    "pcme": "the loss by CSD, and by the Monte-Carlo samples of PCME",
     "gather": "bytes that ranks exchange for the loss",
     "checkpoint": "saving and verified loading",
     "retrieval": "evaluation by CSD and by cosine",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .distances import DISTANCES, get_distance, trainable
+from .losses.settings import NEGATIVES, TermSettings
 from .losses.terms import LOSSES, WEIGHT, loss_weights
 from .system.text import did_you_mean
 
@@ -16,6 +17,7 @@ CHOICES = {
     "match_logit": ("learned", "tied", "siglip"),
     "train_means_by": ("all", "contrastive"),
     "reduction": ("mean", "sum"),
+    "triplet_negatives": NEGATIVES,
 }
 
 
@@ -43,6 +45,7 @@ class PCMEppCfg:
             plain CLIP.
         distance: d of the matching logit, a name in `DISTANCES`.
         reduction: reduction of the matching loss, "mean" or "sum", see `matching_loss`.
+        triplet_margin, triplet_negatives, triplet_warmup_epochs, pcme_samples: see `TermSettings`.
         weights: weights of the loss terms by key, in JSON as `contrastive_weight`, `match_weight`, `pp_weight`,
             `vib_weight` and so on for every name in `LOSSES`; a term that is not given has its default weight.
     """
@@ -58,15 +61,19 @@ class PCMEppCfg:
     init_match_shift: float = 1.0
     distance: str = "csd"
     reduction: str = "mean"
+    triplet_margin: float = TermSettings.triplet_margin
+    triplet_negatives: str = TermSettings.triplet_negatives
+    triplet_warmup_epochs: int = TermSettings.triplet_warmup_epochs
+    pcme_samples: int = TermSettings.pcme_samples
     weights: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if type(self.head_layers) is not int or self.head_layers < 1:
-            raise ValueError(
-                f"pcmepp_cfg.head_layers must be a whole number of at least 1, not {self.head_layers!r:.40}."
-            )
+        for key, least in (("head_layers", 1), ("triplet_warmup_epochs", 0), ("pcme_samples", 1)):
+            if type(value := getattr(self, key)) is not int or value < least:
+                raise ValueError(f"pcmepp_cfg.{key} must be a whole number of at least {least}, not {value!r:.40}.")
         numbers = {
-            name: getattr(self, name) for name in ("init_match_scale", "init_match_shift", "match_ratio")
+            name: getattr(self, name)
+            for name in ("init_match_scale", "init_match_shift", "match_ratio", "triplet_margin")
         } | self.weights
         if self.init_logvar_bias is not None:
             numbers["init_logvar_bias"] = self.init_logvar_bias
@@ -79,12 +86,19 @@ class PCMEppCfg:
             raise ValueError("pcmepp_cfg gives every loss term a weight of 0, so there is nothing to train.")
         if self.init_match_scale <= 0:
             raise ValueError(f"pcmepp_cfg.init_match_scale must be positive, not {self.init_match_scale!r:.40}.")
+        if self.triplet_margin <= 0:
+            raise ValueError(f"pcmepp_cfg.triplet_margin must be positive, not {self.triplet_margin!r:.40}.")
         if not 0 < self.match_ratio < 1:
             raise ValueError(f"pcmepp_cfg.match_ratio must be between 0 and 1, not {self.match_ratio!r:.40}.")
         if self.train_means_by == "contrastive" and not loss_weights(self.weights)["contrastive"]:
             raise ValueError(
                 "pcmepp_cfg.train_means_by 'contrastive' needs a contrastive_weight above 0, since nothing else would "
                 "train the means."
+            )
+        if self.train_means_by == "contrastive" and loss_weights(self.weights)["triplet"]:
+            raise ValueError(
+                "pcmepp_cfg.train_means_by 'contrastive' leaves nothing to the triplet loss, which depends on the "
+                "means only: set it to 'all', or triplet_weight to 0."
             )
         for key, choices in CHOICES.items():
             if getattr(self, key) not in choices:
@@ -99,6 +113,18 @@ class PCMEppCfg:
                 f"pcmepp_cfg.distance '{self.distance}' is a score to rank by and cannot be trained with: choose "
                 f"{', '.join(trainable(DISTANCES))}."
             )
+
+    @property
+    def term_settings(self) -> TermSettings:
+        """The settings of single terms of the loss."""
+        return TermSettings(**{field.name: getattr(self, field.name) for field in dataclasses.fields(TermSettings)})
+
+    @property
+    def ranks_by(self) -> str:
+        """The name of the distance that the model is trained to rank by: that of the matching loss, or PCME's match
+        probability where that loss is trained in its place."""
+        weights = loss_weights(self.weights)
+        return "match_probability" if weights["pcme"] and not weights["match"] else self.distance
 
     @property
     def heads(self) -> dict[str, str]:

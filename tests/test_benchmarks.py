@@ -13,7 +13,7 @@ import pytest
 import torch
 from helpers import REPO, run_python, slow_csd
 
-from benchmarks import ambiguity, flops, loss, measure, results, retrieval, step
+from benchmarks import ambiguity, flops, loss, measure, pcme, results, retrieval, step
 from benchmarks.measure import Row, added_memory, alone, resampled, row, turns
 from pcmepp_openclip import Gaussian, matching_loss
 
@@ -142,6 +142,16 @@ def test_the_losses_are_those_that_they_are_called():
     matching_loss(logits, torch.eye(n)).backward()
     for got, expected in zip(gradients["nmd"], (v, t, lv, lt), strict=False):
         torch.testing.assert_close(got, expected.grad.float(), rtol=1e-4, atol=1e-7)
+
+
+def test_both_losses_of_the_variances_do_their_work():
+    gradients = []
+    for kind in pcme.WEIGHTS:
+        leaves = loss.inputs(6)
+        pcme.loss_step(kind, leaves)()
+        gradients.append([leaf.grad for leaf in leaves])
+    for ours, theirs in zip(*(found[:4] for found in gradients), strict=True):
+        assert ours.abs().max() > 0 and theirs.abs().max() > 0 and not torch.equal(ours, theirs)
 
 
 def test_growth_is_the_exponent():

@@ -14,7 +14,7 @@ from sklearn.metrics import roc_auc_score
 from pcmepp_openclip import DISTANCES, Gaussian, cli
 from pcmepp_openclip.ambiguity import Bank, BankEntailment, Calibration, HubnessCorrected
 from pcmepp_openclip.ambiguity.store import BANK_FILE, CALIBRATION_FILE, load_bank, save_bank, save_calibration
-from pcmepp_openclip.distances import Entailment
+from pcmepp_openclip.distances import Entailment, by_name
 from pcmepp_openclip.evaluation import coco, encode, pairs, retrieval, uncertainty
 from pcmepp_openclip.evaluation.metric import as_dict
 from pcmepp_openclip.models.export import export_model
@@ -90,7 +90,7 @@ def test_retrieval_with_a_bank(place, found):
     if name == "PCMEpp-tiny":
         model = make_model(name)
         scales = model.match_scale.item(), model.logit_scale.exp().item()
-        distances = {**DISTANCES, **distances, "entailment": Entailment.of_scales(*scales)}
+        distances = {**by_name(), **distances, "entailment": Entailment.of_scales(*scales)}
     ranked = retrieval.rankings(images, texts, own, matches, distances)
     expected = as_dict(retrieval.retrieval_metrics(ranked))
     assert {key: got[key] for key in expected} == pytest.approx(expected)

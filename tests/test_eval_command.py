@@ -19,8 +19,8 @@ from PIL import Image
 from ranks import Ranks
 from shard_maker import within
 
-from pcmepp_openclip import DISTANCES, cli
-from pcmepp_openclip.distances import Entailment
+from pcmepp_openclip import cli
+from pcmepp_openclip.distances import Entailment, by_name
 from pcmepp_openclip.evaluation import datasets, encode, neighbours, retrieval, zeroshot
 from pcmepp_openclip.evaluation.metric import Metric, as_dict
 from pcmepp_openclip.gaussian import Gaussian
@@ -74,7 +74,7 @@ def test_retrieval_numbers_are_those_of_the_model(results):
     pairs = [i for i in range(len(SCENES)) for _ in range(3)]
     model = make_model("PCMEpp-tiny")
     k = 2 * model.match_scale.item() / model.logit_scale.exp().item()
-    distances = {**DISTANCES, "entailment": Entailment(k / (2 * (1 - k)))}
+    distances = {**by_name(), "entailment": Entailment(k / (2 * (1 - k)))}
     found = retrieval.rankings(images, texts, pairs, true_matches(SCENES), distances)
     expected = as_dict(retrieval.retrieval_metrics(found))
     got = results["retrieval"]["scenes"]

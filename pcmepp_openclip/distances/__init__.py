@@ -2,15 +2,24 @@
 
 `base` defines what a distance is. Three answer three questions about an image and a caption: `csd`, the distance of
 PCME++, which caption was written for it; `cosine`, how related they are, as in CLIP; `entailment`, whether the caption
-is true of it. `wasserstein` is a common alternative. A new distance is one file and one line of `DISTANCES`.
+is true of it. The others are those that the paper compares CSD with: `wasserstein`, `kl`, `js`, `elk`, `bhattacharyya`
+and PCME's `match_probability`; and `euclidean`, which is CSD without variances. `tiles` is for distances that are no
+matrix product. A new distance is one file and one line of `DISTANCES`.
 """
 
 from collections.abc import Iterable, Mapping
 
-from .base import Distance, Factors
+from .base import Distance, Factors, Transposed
+from .bhattacharyya import Bhattacharyya
 from .cosine import Cosine
 from .csd import CSD, csd
+from .elk import ExpectedLikelihood
 from .entailment import Entailment
+from .euclidean import Euclidean
+from .js import JS
+from .kl import KL
+from .match_probability import MatchProbability
+from .tiles import SumOverDimensions
 from .wasserstein import Wasserstein
 
 DISTANCES: dict[str, Distance] = {
@@ -18,8 +27,14 @@ DISTANCES: dict[str, Distance] = {
     "csd": CSD(),
     "entailment": Entailment(),
     "wasserstein": Wasserstein(),
+    "euclidean": Euclidean(),
+    "kl": KL(),
+    "js": JS(),
+    "elk": ExpectedLikelihood(),
+    "bhattacharyya": Bhattacharyya(),
+    "match_probability": MatchProbability(),
 }
-"""All distances by name: the columns of `pcmepp eval`, and, but for `entailment`, the choices of `pcmepp train
+"""All distances by name: what `pcmepp eval` can rank by, and, but for `entailment`, the choices of `pcmepp train
 --distance`."""
 
 
@@ -37,18 +52,29 @@ def trainable(distances: Mapping[str, Distance]) -> list[str]:
     return [name for name, distance in distances.items() if distance.trainable]
 
 
-def by_name(distances: Iterable[str] | Mapping[str, Distance]) -> dict[str, Distance]:
-    """Distances by name, the registered ones of these names, or those that are given."""
+def by_name(distances: Iterable[str] | Mapping[str, Distance] | None = None) -> dict[str, Distance]:
+    """Distances by name: the registered ones of these names, or those that are given, or, for None, the registered ones
+    that are ranked by in every evaluation."""
+    if distances is None:
+        return {name: distance for name, distance in DISTANCES.items() if distance.ranked_by_default}
     return dict(distances) if isinstance(distances, Mapping) else {name: get_distance(name) for name in distances}
 
 
 __all__ = [
     "CSD",
     "DISTANCES",
+    "JS",
+    "KL",
+    "Bhattacharyya",
     "Cosine",
     "Distance",
     "Entailment",
+    "Euclidean",
+    "ExpectedLikelihood",
     "Factors",
+    "MatchProbability",
+    "SumOverDimensions",
+    "Transposed",
     "Wasserstein",
     "by_name",
     "csd",

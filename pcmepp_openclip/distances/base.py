@@ -15,6 +15,8 @@ class Factors(NamedTuple):
     For one query `row_i` is a constant, so `query @ gallery.T - offset` with `offset = column / scale` ranks the
     gallery: the highest value is the nearest item. That is also the form which an inner-product index can search.
 
+    All are fp32, or fp64 where a small distance is the difference of large numbers.
+
     Arguments:
         query_NE: [N, E], where E may differ from the dimension of the embeddings.
         gallery_ME: [M, E].
@@ -52,11 +54,14 @@ class Distance:
     whatever the dtype of its input and under autocast too.
 
     A distance that treats images and texts differently is called with the images first; `transposed` is the same
-    distance for calls with the texts first, and must be defined too. Such a distance is only ranked by: `trainable` is
-    False.
+    distance for calls with the texts first, and must be defined too: `Transposed(self)`.
+
+    A score that is only ranked by has `trainable = False`. One that `pcmepp eval` should rank by only if it is asked
+    to, or if the model was trained with it, has `ranked_by_default = False`.
     """
 
     trainable = True
+    ranked_by_default = True
 
     @property
     def transposed(self) -> "Distance":
@@ -73,7 +78,7 @@ class Distance:
         with full_precision(a.mean):
             factors = self._factors(a, b)
             distance_NM = factors.row_N[:, None] - (factors.scale * factors.query_NE) @ factors.gallery_ME.T
-            return distance_NM if factors.column_M is None else distance_NM + factors.column_M
+            return (distance_NM if factors.column_M is None else distance_NM + factors.column_M).float()
 
     def paired(self, a: Gaussian, b: Gaussian) -> Tensor:
         """The distance of the i-th Gaussian of `a` to the i-th of `b`, [N]."""
@@ -81,13 +86,39 @@ class Distance:
         with full_precision(a.mean):
             factors = self._factors(a, b)
             distance_N = factors.row_N - factors.scale * (factors.query_NE * factors.gallery_ME).sum(dim=1)
-            return distance_N if factors.column_M is None else distance_N + factors.column_M
+            return (distance_N if factors.column_M is None else distance_N + factors.column_M).float()
 
     def _factors(self, a: Gaussian, b: Gaussian) -> Factors:
         factors = self.factors(a, b)
         if factors is None:
             raise NotImplementedError(f"{type(self).__name__} must define `factors`, or both `matrix` and `paired`.")
         return factors
+
+
+class Transposed(Distance):
+    """d'(b, a) = d(a, b), for a distance d that treats images and texts differently."""
+
+    def __init__(self, of_images: Distance):
+        self.of_images, self.trainable = of_images, of_images.trainable
+
+    @property
+    def transposed(self) -> Distance:
+        return self.of_images
+
+    def factors(self, query: Gaussian, gallery: Gaussian) -> Factors | None:
+        factors = self.of_images.factors(gallery, query)
+        if factors is None:
+            return None
+        gallery_ME, query_NE, column_M, row_N, scale = factors
+        return Factors(
+            query_NE, gallery_ME, query_NE.new_zeros(len(query_NE)) if row_N is None else row_N, column_M, scale
+        )
+
+    def matrix(self, a: Gaussian, b: Gaussian) -> Tensor:
+        return self.of_images.matrix(b, a).T
+
+    def paired(self, a: Gaussian, b: Gaussian) -> Tensor:
+        return self.of_images.paired(b, a)
 
 
 def check_shapes(a: Gaussian, b: Gaussian) -> None:

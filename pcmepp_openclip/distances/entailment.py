@@ -1,7 +1,7 @@
 """The entailment score: is this caption true of that image?"""
 
 from ..gaussian import Gaussian, full_precision
-from .base import Distance, Factors
+from .base import Distance, Factors, Transposed
 
 WEIGHT = 0.5  # of a caption's uncertainty, for a match scale that is tied at k = 2a / s = 0.5
 
@@ -43,22 +43,4 @@ class Entailment(Distance):
 
     @property
     def transposed(self) -> Distance:
-        return _OfTexts(self)
-
-
-class _OfTexts(Distance):
-    """The same with the texts first."""
-
-    trainable = False
-
-    def __init__(self, of_images: Entailment):
-        self.of_images = of_images
-
-    def factors(self, query: Gaussian, gallery: Gaussian) -> Factors:
-        with full_precision(query.mean):
-            row_N = 1 - self.of_images.weight * query.uncertainty
-            return Factors(query.mean.float(), gallery.mean.float(), row_N)
-
-    @property
-    def transposed(self) -> Distance:
-        return self.of_images
+        return Transposed(self)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..distances import DISTANCES, Distance, by_name, get_distance
+from ..distances import Distance, by_name, get_distance
 from ..gaussian import Gaussian
 from .metric import Metric
 from .retrieval import KS, invert, match_ranks, nearest
@@ -47,7 +47,7 @@ def coco(
     image_ids: Sequence[int],
     caption_ids: Sequence[int],
     image_of_text: Sequence[int],
-    distances: Iterable[str] | Mapping[str, Distance] = DISTANCES,
+    distances: Iterable[str] | Mapping[str, Distance] | None = None,
     package: Any = None,
 ) -> Iterator[Metric]:
     """Metrics by the package's names, such as "coco_5k_r1_i2t" and "eccv_map_at_r_t2i", and "coco_1k_rsum",

@@ -19,6 +19,7 @@ from typing import Any
 from ..ambiguity import Bank, Calibration
 from ..ambiguity.store import BANK_FILE, CALIBRATION_FILE, check_calibration, load_bank, load_calibration
 from ..data.arguments import share, whole_number
+from ..distances import DISTANCES, by_name
 from ..host.repos import file_beside
 from ..models.fingerprint import bank_fingerprint
 from ..models.pcmepp import ProbabilisticModel
@@ -115,6 +116,14 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     group.add_argument(
         "--noise-seed", type=whole_number, default=0, metavar="N", help="with --noisy-pairs: that of the training"
     )
+    group.add_argument(
+        "--distances",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="distances to rank by in addition to the default ones and the model's own: "
+        f"{', '.join(name for name in DISTANCES if name not in by_name())}",
+    )
     group.add_argument("--split", default="test", help="the split to evaluate on (default: test)")
     group.add_argument(
         "--val-split",
@@ -176,6 +185,10 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
             raise ValueError(f"--{flag.replace('_', '-')} must be at least 0, not {vars(args)[flag]}.")
     if args.tsne:
         tsne.load_sklearn()
+    try:
+        by_name(args.distances)
+    except ValueError as error:
+        raise ValueError(f"--distances: {error}") from None
     if args.batch_size < 1 or args.workers < 0:
         raise ValueError("--batch-size must be at least 1, and --workers at least 0.")
     return args
@@ -219,6 +232,8 @@ def _named(texts: list[str], flag: str) -> list[tuple[str, str]]:
 def load(args: argparse.Namespace) -> tuple[Encoder, list[str]]:
     """The model, ready to encode, and what must be said of it."""
     loaded = load_model(args.model, args.pretrained, args.device)
+    if args.distances and not loaded.probabilistic:
+        raise ValueError(f"--distances needs trained log-variances, which {args.model} lacks: drop it.")
     bank = _bank(args, loaded.model)
     by = "its means" if bank is None else "its means and its bank"
     notes = []
@@ -244,6 +259,7 @@ def load(args: argparse.Namespace) -> tuple[Encoder, list[str]]:
         upright=args.exif_orientation,
         bank=bank,
         calibration=_calibration(args, bank, loaded.probabilistic),
+        also=args.distances,
     )
     return encoder, notes
 

@@ -26,11 +26,12 @@ from tqdm import tqdm
 from ..ambiguity import Bank, BankEntailment, Calibration, HubnessCorrected
 from ..data.batches import cut_texts
 from ..data.decode import BadImage, decode_image
-from ..distances import DISTANCES, Distance, Entailment
+from ..distances import Distance, by_name
 from ..gaussian import Gaussian
 from ..models.pcmepp import ProbabilisticModel
 from ..system.files import save_tensors
 from ..system.tensors import fingerprint
+from .columns import columns
 from .samples import ImageRef
 
 CHUNK = 512
@@ -47,6 +48,7 @@ class Encoder:
         upright: turn images as their EXIF orientation says.
         bank: reference pairs of the model, or None.
         calibration: of the probability of a pair, or None.
+        also: names of distances to rank by in addition to the default ones.
     """
 
     model: Any
@@ -61,6 +63,7 @@ class Encoder:
     upright: bool = False
     bank: Bank | None = None
     calibration: Calibration | None = None
+    also: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self.model.eval()
@@ -75,17 +78,14 @@ class Encoder:
 
     @property
     def distance(self) -> str:
-        """The name of the distance that the model was trained with."""
-        return self.model.pcmepp_cfg.distance if isinstance(self.model, ProbabilisticModel) else "cosine"
+        """The name of the distance that the model was trained to rank by."""
+        return self.model.pcmepp_cfg.ranks_by if isinstance(self.model, ProbabilisticModel) else "cosine"
 
     @property
     def distances(self) -> dict[str, Distance]:
-        """What items are ranked by, by name: all that the model, and its bank, have. The weight of the entailment score
-        follows from the model's scales."""
-        found: dict[str, Distance] = {"cosine": DISTANCES["cosine"]}
-        if self.probabilistic:
-            entailment = Entailment.of_scales(self.model.match_scale.item(), self.scale)
-            found = {**DISTANCES, "entailment": entailment}
+        """What items are ranked by, by name, see `columns`; the cosine alone where only the means count; and those of
+        the bank."""
+        found = columns(self.model, self.scale, self.also) if self.probabilistic else by_name(["cosine"])
         if self.bank is not None:
             found |= {"bank": HubnessCorrected(self.bank), "bank_entailment": BankEntailment(self.bank)}
         return found

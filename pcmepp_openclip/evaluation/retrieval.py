@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..distances import DISTANCES, Distance, by_name, get_distance
+from ..distances import Distance, by_name, get_distance
 from ..gaussian import Gaussian
 from .metric import Metric
 
@@ -79,14 +79,14 @@ def rankings(
     texts: Gaussian,
     image_of_text: Sequence[int],
     images_of_text: Matches | None = None,
-    distances: Iterable[str] | Mapping[str, Distance] = DISTANCES,
+    distances: Iterable[str] | Mapping[str, Distance] | None = None,
 ) -> list[Ranking]:
     """Both directions by each distance, image to text first.
 
     Arguments:
         image_of_text: for each text the index of the image that it was written for.
         images_of_text: for each text the indices of all images that it fits, where known.
-        distances: names of registered distances, or distances by name.
+        distances: names of registered distances, or distances by name; None for those that are ranked by default.
     """
     pairs = [[i] for i in image_of_text]
     n = len(images.mean)

@@ -141,7 +141,7 @@ class LabelledGaussians:
         validation: Gaussians and labels of another split, or None.
         queries: the images.
         cropped: the Gaussians of the images' centre crops, [N, D], or None.
-        distances: what classes are ranked by, by name; None for all registered ones.
+        distances: what classes are ranked by, by name; None for those that are ranked by default.
         bank: reference pairs, or None.
     """
 

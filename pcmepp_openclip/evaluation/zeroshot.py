@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..distances import DISTANCES, Distance, by_name
+from ..distances import Distance, by_name
 from ..gaussian import Gaussian
 from .bprw import FEW_SHOT, NEIGHBOURS, prompt_weights
 from .metric import Metric
@@ -117,7 +117,7 @@ def zeroshot(
             cosine alone where it is not probabilistic.
     """
     if distances is None:
-        distances = DISTANCES if probabilistic else ("cosine",)
+        distances = by_name() if probabilistic else ("cosine",)
     images_ND, labels_N = images.mean, torch.as_tensor(labels)
     classes, prompts = prompts_CTD.mean.shape[:2]
     ones_CT = torch.ones(classes, prompts)

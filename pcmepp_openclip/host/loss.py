@@ -16,4 +16,13 @@ def create_loss(args: Any, pcmepp_cfg: dict) -> PCMEppLoss:
     if args.horovod:
         raise ValueError("PCMEppLoss works with torch.distributed: drop --horovod and start by torchrun or srun.")
     cfg = PCMEppCfg.parse(pcmepp_cfg)
-    return PCMEppLoss(args.rank, args.world_size, cfg.distance, cfg.reduction, cfg.train_means_by, **cfg.weights)
+    return PCMEppLoss(
+        args.rank,
+        args.world_size,
+        cfg.distance,
+        cfg.reduction,
+        cfg.train_means_by,
+        settings=cfg.term_settings,
+        seed=getattr(args, "seed", 0),
+        **cfg.weights,
+    )

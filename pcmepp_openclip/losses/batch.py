@@ -15,6 +15,7 @@ from .collectives import AllGather
 from .fused import PairLosses, TruePairs, chunks, csd_logits, raised_labels
 from .labels import LabelledPairs, Labels
 from .matching import matching_logits, pairs_divisor
+from .settings import TermSettings
 
 
 class PairTerms(NamedTuple):
@@ -49,6 +50,9 @@ class PairBatch:
         with_pseudo_positives, with_contrastive: whether pseudo-positives and InfoNCE are wanted.
         labels: soft labels of the matching and pseudo-positive terms, which no other term takes; None where image i
             matches text i alone.
+        settings: of single terms.
+        epoch: index of the epoch.
+        noise_seed: for terms that draw noise: new in each step, the same on all ranks and in all passes of a step.
     """
 
     images: Gaussian
@@ -64,6 +68,9 @@ class PairBatch:
     with_contrastive: bool = True
     trained_means: tuple[Tensor, Tensor] | None = None
     labels: Labels | None = None
+    settings: TermSettings = field(default_factory=TermSettings)
+    epoch: int = 0
+    noise_seed: int = 0
 
     def gather(self, x_n: Tensor) -> Tensor:
         """The rows of all ranks, with gradients."""

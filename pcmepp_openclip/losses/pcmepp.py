@@ -10,7 +10,10 @@ from .collectives import MeanOverRanks
 from .diagnostics import calibration_diagnostics
 from .labels import Labels
 from .matching import pairs_divisor
+from .settings import TermSettings
 from .terms import LOSSES, WEIGHT, loss_weights, without_labels
+
+SEED_STRIDE = 1_000_003  # steps of runs with neighbouring seeds have different noise
 
 
 class PCMEppLoss(nn.Module):
@@ -30,6 +33,8 @@ class PCMEppLoss(nn.Module):
         distance: the name of the distance in the matching logit, see `DISTANCES`. CSD is the paper's, and fast.
         reduction: of the matching and pseudo-positive terms, "mean" or "sum", see `matching_loss`.
         train_means_by: "all" terms, or "contrastive" for InfoNCE alone: then the others see the means as constants.
+        settings: of single terms, such as the margin of the triplet loss.
+        seed: of the noise of terms that draw it.
         weights: `contrastive_weight`, `match_weight`, `pp_weight`, `vib_weight`, and that of every other term in
             `LOSSES`; 0 switches a term off. The defaults are those of `LOSSES`.
 
@@ -40,6 +45,9 @@ class PCMEppLoss(nn.Module):
     Relations: the authors' fine-tuning code counts matching once per direction and adds no InfoNCE (match_weight=2,
     contrastive_weight=0 here), and keeps a and b on the criterion; here they are parameters of the model, which alone
     is optimised, saved and wrapped by DDP.
+
+    Some terms depend on the position in a run: set `epoch` and `step` before a call, as the training loop does. The
+    triplet loss has a warm-up in epochs, and PCME's draws new noise in each step.
 
     With `diagnose` set, a call also records what a user wants to see of it (see `diagnostics.py`); `read_diagnostics`
     returns that. Neither the value nor a gradient depends on it.
@@ -52,6 +60,8 @@ class PCMEppLoss(nn.Module):
         distance: str = "csd",
         reduction: str = "mean",
         train_means_by: str = "all",
+        settings: TermSettings | None = None,
+        seed: int = 0,
         **weights: float,
     ):
         super().__init__()
@@ -59,6 +69,8 @@ class PCMEppLoss(nn.Module):
         self.rank, self.world_size = rank, world_size
         self.weights = loss_weights(weights)
         self.distance, self.reduction = get_distance(distance), reduction
+        self.settings, self.seed = settings or TermSettings(), seed
+        self.epoch = self.step = 0
         self.constant_means = train_means_by == "contrastive"
         self.diagnose = False
         self.diagnostics: dict[str, Tensor] = {}
@@ -109,6 +121,9 @@ class PCMEppLoss(nn.Module):
                 with_contrastive=self.weights["contrastive"] > 0 or self.weights["difficulty"] > 0,
                 trained_means=trained_means,
                 labels=self._labels(own_id, partner_id, own_share),
+                settings=self.settings,
+                epoch=self.epoch,
+                noise_seed=(self.seed * SEED_STRIDE + self.step) % 2**32,
             )
             terms = self._terms(batch)
             if self.diagnose:

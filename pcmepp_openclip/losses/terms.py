@@ -7,6 +7,8 @@ from torch import Tensor
 
 from .batch import PairBatch
 from .difficulty import difficulty
+from .pcme import pcme
+from .triplet import triplet
 from .vib import vib
 
 
@@ -34,6 +36,8 @@ LOSSES: dict[str, LossTerm] = {
         lambda batch: batch.pairs.pp, 0.0, "the pseudo-positive loss, alpha in the paper", takes_labels=True
     ),
     "difficulty": LossTerm(difficulty, 0.0, "the regression of the uncertainty on the InfoNCE of the own pair"),
+    "triplet": LossTerm(triplet, 0.0, "the triplet loss, VSE-infinity's"),
+    "pcme": LossTerm(pcme, 0.0, "PCME's soft contrastive loss, by Monte-Carlo match probabilities"),
     "vib": LossTerm(
         lambda batch: vib(batch.images) + vib(batch.texts), 1e-6, "the VIB loss, beta in the paper", takes_labels=True
     ),

@@ -45,6 +45,18 @@ OVERRIDES = {  # flag: (key of pcmepp_cfg, type, help)
     "--match-logit": ("match_logit", str, "a and b in the matching logit -a d + b: 'learned', 'tied' or 'siglip'"),
     "--match-ratio": ("match_ratio", float, "2a / exp(logit_scale) with --match-logit tied, between 0 and 1"),
     "--train-means-by": ("train_means_by", str, "loss terms that train the means: 'all' or 'contrastive'"),
+    "--triplet-margin": ("triplet_margin", float, "margin of the triplet loss"),
+    "--triplet-negatives": (
+        "triplet_negatives",
+        str,
+        "negatives of the triplet loss: 'hardest', or 'all' for their sum",
+    ),
+    "--triplet-warmup-epochs": (
+        "triplet_warmup_epochs",
+        int,
+        "epochs with all negatives at the start, before the hardest ones of --triplet-negatives",
+    ),
+    "--pcme-samples": ("pcme_samples", int, "samples of each Gaussian in PCME's loss"),
     "--init-match-scale": ("init_match_scale", float, "initial value of a in the matching logit -a d + b"),
     "--init-match-shift": ("init_match_shift", float, "initial value of b in the matching logit -a d + b"),
     "--init-logvar-bias": ("init_logvar_bias", float, "initial value of the bias on the log-variances"),
@@ -276,8 +288,11 @@ def check_head_only(args: argparse.Namespace, data_flags: data.DataFlags) -> Non
         raise ValueError(f"--head-only trains a log-variance branch, which {args.model} lacks: choose a PCMEpp model.")
     flags.check_for_head_only(args)
     weights = loss_weights(PCMEppCfg.parse(args.pcmepp_cfg).weights)
-    if not any(weight for name, weight in weights.items() if name != "contrastive"):
-        raise ValueError("--head-only has nothing to train: InfoNCE depends on the means only; raise --match-weight.")
+    if not any(weight for name, weight in weights.items() if name not in ("contrastive", "triplet")):
+        raise ValueError(
+            "--head-only has nothing to train: InfoNCE and the triplet loss depend on the means only; raise "
+            "--match-weight."
+        )
     if args.cache_tokens is None:
         return
     if not data_flags.reads_shards:
@@ -323,6 +338,19 @@ def _check_match_flags(args: argparse.Namespace, config: dict, merged: dict, giv
             )
 
 
+def _check_term_flags(merged: dict, given: dict) -> None:
+    """ValueError for settings of a loss term that is switched off, or that another setting makes void."""
+    for flag, (key, *_) in OVERRIDES.items():
+        term = key.split("_")[0]
+        if key in given and term in ("triplet", "pcme") and not merged.get(term + WEIGHT):
+            raise ValueError(f"{flag} needs --{term}-weight, which is 0: raise it, or drop {flag}.")
+    if "triplet_warmup_epochs" in given and merged.get("triplet_negatives") == "all":
+        raise ValueError(
+            "--triplet-warmup-epochs is for --triplet-negatives hardest, and this run has 'all' in every epoch: drop "
+            "one of the two flags."
+        )
+
+
 def merged_cfg(args: argparse.Namespace) -> dict | None:
     """The `pcmepp_cfg` of the model config, overridden by the flags, or None for a plain model."""
     try:
@@ -342,6 +370,7 @@ def merged_cfg(args: argparse.Namespace) -> dict | None:
     flags.check_for_pcmepp(args)
     merged = {**block, **given}
     _check_match_flags(args, config or {}, merged, given)
+    _check_term_flags(merged, given)
     try:
         PCMEppCfg.parse(merged)
     except ValueError as error:  # names the flag where the value comes from one

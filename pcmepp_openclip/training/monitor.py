@@ -84,10 +84,10 @@ class MonitoredLoss(nn.Module):
         self.bad_terms: dict[str, Tensor] = {}
         self.terms: dict[str, Tensor] = {}  # of the last call
 
-    def before_step(self, step: int, logged: bool) -> None:
+    def before_step(self, step: int, epoch: int, logged: bool) -> None:
         self.step = step
         if isinstance(self.loss, PCMEppLoss):
-            self.loss.diagnose = logged
+            self.loss.step, self.loss.epoch, self.loss.diagnose = step, epoch, logged
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         out = self.loss(*args, **kwargs)

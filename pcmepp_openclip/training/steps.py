@@ -163,7 +163,7 @@ class EpochSteps:
                 in_epoch = i // accum
                 step = self.index * per_epoch + in_epoch
                 logged = in_epoch % settings.log_every_n_steps == 0 or in_epoch + 1 == per_epoch
-                self.monitor.loss.before_step(step, logged)
+                self.monitor.loss.before_step(step, self.index, logged)
                 yield i, batch if self.augment is None else self.augment(batch, self.index, i)
                 self.progress.samples_seen += per_batch
                 self.accumulated += 1

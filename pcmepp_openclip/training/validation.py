@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..ambiguity.bank import Bank
-from ..distances import Entailment, by_name
+from ..evaluation.columns import columns
 from ..evaluation.failure import failure
 from ..evaluation.levels import levels
 from ..evaluation.metric import Metric, as_dict
@@ -37,11 +37,11 @@ def evaluate(model: Any, data: dict, epoch: int, args: Any, **kwargs: Any) -> di
     def metrics(image_features: Tensor, text_features: Tensor, logit_scale: Tensor) -> dict[str, float]:
         images = Gaussian(image_features.to(args.device), torch.cat(logvars["image_logvar"]).to(args.device))
         texts = Gaussian(text_features.to(args.device), torch.cat(logvars["text_logvar"]).to(args.device))
-        by_distance = by_name(list(dict.fromkeys(("cosine", inner.pcmepp_cfg.distance))))
-        entailment = Entailment.of_scales(inner.match_scale.item(), logit_scale.item())
+        found_by = columns(inner, logit_scale.item())
+        by_distance = {name: found_by[name] for name in ("cosine", inner.pcmepp_cfg.ranks_by)}
         own = range(len(texts.mean))
         found = rankings(images, texts, own, distances=by_distance)
-        entailed = rankings(images, texts, own, distances={"entailment": entailment})
+        entailed = rankings(images, texts, own, distances={"entailment": found_by["entailment"]})
         uncertainty = {"images": images.uncertainty, "captions": texts.uncertainty}
         if args.save_logs:
             lines = dict(_bins(found, uncertainty))

@@ -1,5 +1,7 @@
 """The largest tensor that some code makes, and what it must not call."""
 
+import contextlib
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -21,3 +23,17 @@ class LargestTensor(TorchDispatchMode):
         for x in out if isinstance(out, (tuple, list)) else (out,):
             self.elements = max(self.elements, x.numel() if isinstance(x, torch.Tensor) else 0)
         return out
+
+
+@contextlib.contextmanager
+def kept_for_backward():
+    """The elements of each block of memory that operations keep for the backward pass, by its address; what is computed
+    again there is not among them."""
+    sizes = {}
+
+    def keep(x):
+        sizes[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes() // x.element_size()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        yield sizes

@@ -16,6 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 import pcmepp_openclip as pp
 from pcmepp_openclip.host.calls import stock_train_one_epoch
 from pcmepp_openclip.host.parallel import ddp_class
+from pcmepp_openclip.losses import TermSettings
 from pcmepp_openclip.models.labelled import LabelledImages
 
 BATCH = 48
@@ -104,7 +105,10 @@ def one_step(case, rank, folder):
     args.horovod, args.grad_clip_norm, args.wandb, args.log_every_n_steps = False, None, False, 100
     args.rank, args.world_size, args.batch_size = rank, world, size
     cfg = model.pcmepp_cfg
-    loss = Seen(pp.PCMEppLoss(rank, world, case["distance"], cfg.reduction, cfg.train_means_by, **case["weights"]))
+    settings = TermSettings(**case.get("settings", {}))
+    about = (case["distance"], cfg.reduction, cfg.train_means_by, settings)
+    loss = Seen(pp.PCMEppLoss(rank, world, *about, seed=case.get("seed", 0), **case["weights"]))
+    loss.loss.epoch, loss.loss.step = case.get("epoch", 0), case.get("step", 0)
     loss.loss.diagnose = case.get("logged", False)
     optimizer = Capture(model.parameters(), lr=0.0)
     stock_train_one_epoch(wrapped, data, loss, 0, optimizer, None, None, None, args)

@@ -3,6 +3,8 @@
 import torch
 import torch.nn.functional as F
 
+from pcmepp_openclip import DISTANCES
+
 
 def slow_distances(v, t, lv, lt):
     """CSD of all pairs in N x M x D."""
@@ -30,11 +32,58 @@ def slow_entailment(v, t, lv, lt):
     )
 
 
+def slow_euclidean(v, t, lv, lt):
+    return ((v[:, None] - t[None]) ** 2).sum(-1)
+
+
+def slow_kl(v, t, lv, lt):
+    """By torch's own formula for one dimension."""
+    normals = [torch.distributions.Normal(mean, (s / 2).exp()) for mean, s in ((v[:, None], lv[:, None]), (t, lt))]
+    return torch.distributions.kl_divergence(*normals).sum(-1)
+
+
+def slow_js(v, t, lv, lt):
+    return (slow_kl(v, t, lv, lt) + slow_kl(t, v, lt, lv).T) / 2
+
+
+def slow_elk(v, t, lv, lt):
+    """The density of the difference of the means under the sum of both covariances."""
+    scale = (lv.exp()[:, None] + lt.exp()[None]).sqrt()
+    return -torch.distributions.Normal(t[None], scale).log_prob(v[:, None]).sum(-1)
+
+
+def slow_bhattacharyya(v, t, lv, lt):
+    variance = (lv.exp()[:, None] + lt.exp()[None]) / 2
+    apart = ((v[:, None] - t[None]) ** 2 / variance).sum(-1) / 8
+    return apart + (variance.log() - (lv[:, None] + lt[None]) / 2).sum(-1) / 2
+
+
+def slow_match_log_odds(z_v, z_t, a, b):
+    """log((1 - p) / p) for samples [N, J, D] and [M, J, D], where p is the mean over all pairs of samples."""
+    distance = ((z_v[:, None, :, None] - z_t[None, :, None]) ** 2).sum(-1).clamp(min=1e-8).sqrt()
+    logit = b - a * distance
+    return F.logsigmoid(-logit).logsumexp((2, 3)) - F.logsigmoid(logit).logsumexp((2, 3))
+
+
+def slow_match_probability(v, t, lv, lt):
+    """With the noise of the registered distance."""
+    noise_v, noise_t = DISTANCES["match_probability"].noise(v.shape[1])
+    z_v = v[:, None] + (lv / 2).exp()[:, None] * noise_v
+    z_t = t[:, None] + (lt / 2).exp()[:, None] * noise_t
+    return slow_match_log_odds(z_v, z_t, 5.0, 5.0)
+
+
 SLOW = {
     "cosine": slow_cosine,
     "csd": slow_distances,
     "entailment": slow_entailment,
     "wasserstein": slow_wasserstein,
+    "euclidean": slow_euclidean,
+    "kl": slow_kl,
+    "js": slow_js,
+    "elk": slow_elk,
+    "bhattacharyya": slow_bhattacharyya,
+    "match_probability": slow_match_probability,
     "manhattan": slow_manhattan,
 }
 
@@ -127,3 +176,22 @@ def slow_soft_terms(v, t, lv, lt, a, b, m, reduction="mean", distance="csd"):
                 totals[k] = totals[k] - label * p.log() - (1 - label) * (1 - p).log()
     divisor = n * n if reduction == "mean" else n
     return totals[0] / divisor, (totals[1] + totals[2]) / divisor, raised
+
+
+def slow_triplet(v, t, margin, hardest):
+    """Hinges over all negatives of each image and of each text, one pair at a time."""
+    n, total = len(v), 0
+    for a, b in ((v, t), (t, v)):
+        for i in range(n):
+            hinges = [(margin + (a[i] * b[j]).sum() - (a[i] * b[i]).sum()).clamp(min=0) for j in range(n) if j != i]
+            total = total + (max(hinges) if hardest else sum(hinges)) / n
+    return total
+
+
+def slow_pcme(v, t, lv, lt, a, b, noise, reduction="mean"):
+    """Binary cross-entropy of the mean over all pairs of samples, for noise [2, N, J, D], in N x N x J x J x D."""
+    n, noise = len(v), noise.to(v.dtype)
+    z_v, z_t = (mean[:, None] + (s / 2).exp()[:, None] * e for mean, s, e in ((v, lv, noise[0]), (t, lt, noise[1])))
+    p = (b - a * (z_v[:, None, :, None] - z_t[None, :, None]).norm(dim=-1)).sigmoid().mean(dim=(2, 3))
+    m = torch.eye(n, dtype=torch.bool)
+    return -torch.where(m, p.log(), (1 - p).log()).sum() / (n * n if reduction == "mean" else n)

@@ -1,0 +1,63 @@
+"""Distances that are no matrix product: computed in tiles, each again in the backward pass, so that neither pass holds
+more than a few tiles."""
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from ..gaussian import Gaussian, full_precision
+from .base import Distance, check_shapes
+
+TILE = {"cpu": 2**20, "cuda": 2**25}  # elements of the largest tensor of a tile
+
+
+def in_tiles(function: Callable[[Gaussian, Gaussian], Tensor], a: Gaussian, b: Gaussian, per_pair: int) -> Tensor:
+    """The matrix [N, M] of a function that returns the matrix of parts of both.
+
+    Arguments:
+        function: takes Gaussians [n, D] and [m, D], and returns [n, m]; called again in the backward pass.
+        per_pair: elements that it holds for each pair, such as D.
+    """
+    side = max(1, math.isqrt(TILE.get(a.mean.device.type, TILE["cuda"]) // per_pair))
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in (*a, *b))
+    rows = []
+    for part_a in _parts(a, side):
+        row = [
+            checkpoint(function, part_a, part_b, use_reentrant=False) if learns else function(part_a, part_b)
+            for part_b in _parts(b, side)
+        ]
+        rows.append(torch.cat(row, dim=1))
+    return torch.cat(rows)
+
+
+def _parts(x: Gaussian, size: int) -> Iterator[Gaussian]:
+    return (Gaussian(*part) for part in zip(x.mean.split(size), x.logvar.split(size), strict=True))
+
+
+class SumOverDimensions(Distance):
+    """A distance that is a sum over dimensions. A subclass defines `summands`."""
+
+    def summands(self, a: Gaussian, b: Gaussian) -> Tensor:
+        """What each dimension adds, [..., D] in fp32, for Gaussians whose shapes broadcast."""
+        raise NotImplementedError
+
+    def matrix(self, a: Gaussian, b: Gaussian) -> Tensor:
+        check_shapes(a, b)
+        with full_precision(a.mean):
+            return in_tiles(self._matrix, a, b, per_pair=a.mean.shape[1])
+
+    def paired(self, a: Gaussian, b: Gaussian) -> Tensor:
+        check_shapes(a, b)
+        with full_precision(a.mean):
+            return self._sum(a, b)
+
+    def _matrix(self, a: Gaussian, b: Gaussian) -> Tensor:
+        return self._sum(Gaussian(a.mean[:, None], a.logvar[:, None]), b)
+
+    def _sum(self, a: Gaussian, b: Gaussian) -> Tensor:
+        return self.summands(
+            Gaussian(a.mean.float(), a.logvar.float()), Gaussian(b.mean.float(), b.logvar.float())
+        ).sum(dim=-1)

@@ -1,0 +1,27 @@
+"""The distances by which a model's retrieval and classification are evaluated: the columns of the tables."""
+
+from collections.abc import Iterable
+
+from ..distances import Distance, Entailment, MatchProbability, by_name
+from ..losses.terms import loss_weights
+from ..models.pcmepp import ProbabilisticModel
+
+
+def columns(model: ProbabilisticModel, clip_scale: float, also: Iterable[str] = ()) -> dict[str, Distance]:
+    """The distances that are ranked by default, the one that the model is trained to rank by, and those of `also`.
+
+    The weight of the entailment score follows from the model's scales. The match probability of a model that was
+    trained with PCME is by its own a and b.
+
+    Arguments:
+        clip_scale: what CLIP multiplies a cosine by.
+        also: names of registered distances.
+    """
+    cfg = model.pcmepp_cfg
+    found = by_name() | by_name([cfg.ranks_by, *also])
+    found["entailment"] = Entailment.of_scales(model.match_scale.item(), clip_scale)
+    if cfg.ranks_by == "match_probability" and not loss_weights(cfg.weights)["match"]:
+        found["match_probability"] = MatchProbability(
+            model.match_scale.item(), model.match_shift.item(), cfg.pcme_samples
+        )
+    return found

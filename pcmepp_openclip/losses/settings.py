@@ -1,0 +1,22 @@
+"""The settings of single terms of the loss, with the names and defaults of their keys in `pcmepp_cfg`."""
+
+from dataclasses import dataclass
+
+NEGATIVES = ("hardest", "all")
+
+
+@dataclass(frozen=True)
+class TermSettings:
+    """What a term needs beside the batch and its weight.
+
+    Arguments:
+        triplet_margin: of the triplet loss.
+        triplet_negatives: "hardest" for the hardest negative of each sample, or "all" for the sum over all of them.
+        triplet_warmup_epochs: the number of epochs at the start of a run with all negatives, before the hardest ones.
+        pcme_samples: samples of each Gaussian in PCME's loss.
+    """
+
+    triplet_margin: float = 0.2
+    triplet_negatives: str = "hardest"
+    triplet_warmup_epochs: int = 2
+    pcme_samples: int = 8
