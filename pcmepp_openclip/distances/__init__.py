@@ -3,6 +3,7 @@
 `base` defines what a distance is. Three answer three questions about an image and a caption: `csd`, the distance of
 PCME++, which caption was written for it; `cosine`, how related they are, as in CLIP; `entailment`, whether the caption
 is true of it. `wasserstein` is a common alternative. A new distance is one file and one line of `DISTANCES`.
+`approximate` searches a large gallery by an index over the means.
 """
 
 from collections.abc import Iterable, Mapping

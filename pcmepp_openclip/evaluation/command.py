@@ -18,6 +18,7 @@ from typing import Any
 
 from ..ambiguity import Bank, Calibration
 from ..ambiguity.store import BANK_FILE, CALIBRATION_FILE, check_calibration, load_bank, load_calibration
+from ..distances.approximate import load_faiss
 from ..host.repos import file_beside
 from ..models.fingerprint import bank_fingerprint
 from ..models.pcmepp import ProbabilisticModel
@@ -41,7 +42,8 @@ def main(argv: list[str]) -> None:
         if rank == 0:
             for note in notes:
                 print(f"note: {note}", file=sys.stderr)
-        results = [evaluate_retrieval(encoder, name, data, rank, args.crops) for name, data in captioned.items()]
+        options = args.crops, args.ann
+        results = [evaluate_retrieval(encoder, name, data, rank, *options) for name, data in captioned.items()]
         results += [evaluate_zeroshot(encoder, name, *data, rank, args.crops) for name, data in labelled.items()]
         results += [evaluate_vagueness(encoder, name, data, rank, himo=name == "himo") for name, data in chains.items()]
         if rank == 0:
@@ -111,6 +113,11 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         action="store_true",
         help="also encode a centre crop of each image: is it more uncertain than the whole?",
     )
+    group.add_argument(
+        "--ann",
+        action="store_true",
+        help="also retrieve by an approximate index over the means (FAISS), alone and re-ranked by CSD",
+    )
     group = parser.add_argument_group("output and computation")
     group.add_argument("--out", required=True, type=Path, help="folder for results, report and cached embeddings")
     group.add_argument("--batch-size", type=int, default=64, help="samples per batch and rank (default: 64)")
@@ -133,6 +140,10 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
             raise ValueError(f"--{flag}-images needs --{flag}, the file with the captions.")
     if args.coco and not args.coco_images:
         raise ValueError("--coco needs --coco-images, the folder that contains COCO's val2014.")
+    if args.ann:
+        load_faiss()
+        if not (args.retrieval or args.coco):
+            raise ValueError("--ann is about retrieval: give --retrieval or --coco, or drop it.")
     if args.batch_size < 1 or args.workers < 0:
         raise ValueError("--batch-size must be at least 1, and --workers at least 0.")
     return args
