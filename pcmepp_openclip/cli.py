@@ -17,6 +17,7 @@ COMMANDS = {  # name: (module, what it does)
     "bank": ("pcmepp_openclip.inference.bank_command", "make the bank of reference pairs that tells what is ambiguous"),
     "calibrate": ("pcmepp_openclip.inference.calibrate_command", "fit the probability that an image and a text match"),
     "demo": ("pcmepp_openclip.demo.command", "train a small model on drawn scenes and measure its uncertainty"),
+    "paper": ("pcmepp_openclip.paper.command", "run a table of the paper, and show its numbers beside ours"),
 }
 
 
