@@ -42,7 +42,7 @@ def map_at_r_chance(right: int, gallery: int) -> float:
 
 def _none_of(right: int, k: int, gallery: int) -> float:
     """The probability that none of the `right` items is among the first k."""
-    return math.comb(gallery - right, k) / math.comb(gallery, k)
+    return math.comb(gallery - right, k) / math.comb(gallery, k) if k <= gallery else 0.0
 
 
 def _mean(values: Iterator[float] | Sequence[float]) -> float:

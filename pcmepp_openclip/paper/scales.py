@@ -16,7 +16,7 @@ from ..demo.seeds import BATCH, HELD_OUT, MODEL, ZEROSHOT
 from .rows import Row, Table
 from .tables import CHECKPOINTS, INFONCE, RECIPE
 
-START_LR, LR = "2e-3", "1e-3"  # of a CLIP on scenes from scratch, and of what starts from it
+START_LR, LR = "2e-3", "5e-4"  # of a CLIP on scenes from scratch, and of what starts from it
 COCO_BATCH = 128
 
 
