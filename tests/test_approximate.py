@@ -1,11 +1,15 @@
 """Approximate retrieval against the exact one, over a gallery small enough to look into every cell by hand."""
 
+import json
 import math
+import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
+from eval_data import write_retrieval
 
+from pcmepp_openclip import cli
 from pcmepp_openclip.distances import CSD, Cosine
 from pcmepp_openclip.distances import approximate as ann
 from pcmepp_openclip.evaluation.retrieval import rankings, retrieval_metrics
@@ -62,3 +66,21 @@ def test_all_cells_give_the_exact_metrics(monkeypatch):
     for name in ("RSUM", "image_to_text_R@1", "text_to_image_mean_rank", "image_to_text_mAP@R"):
         assert found[f"ann/{name}"] == pytest.approx(found[name])
         assert found[f"ann_csd/{name}"] == pytest.approx(found[f"csd/{name}"])
+
+
+def test_the_command_has_both_columns(exported, tmp_path):
+    data = write_retrieval(tmp_path / "data", matches=True)
+    words = ["eval", "--model", f"local-dir:{exported}", "--retrieval", f"x={data}", "--workers", "0"]
+    assert cli.run([*words, "--ann", "--out", str(tmp_path / "out")]) == 0
+    found = json.loads((tmp_path / "out/results.json").read_text())["retrieval"]["x"]["metrics"]
+    assert 0 < found["ann/RSUM"] <= 600 and 0 < found["ann_csd/RSUM"] <= 600
+    assert {"ann/image_to_text_mAP@R", "ann_csd/text_to_image_any_match_R@1"} <= set(found)
+
+
+def test_mistakes_are_one_sentence(tmp_path, monkeypatch, capsys):
+    words = ["eval", "--model", "PCMEpp-tiny", "--ann", "--out", str(tmp_path)]
+    assert cli.run([*words, "--zeroshot", "x"]) == 2
+    assert "--ann is about retrieval" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    assert cli.run([*words, "--retrieval", "x"]) == 2
+    assert "--ann needs FAISS: pip install 'pcmepp-openclip[faiss]'" in capsys.readouterr().err
