@@ -2,9 +2,13 @@
 
 import json
 import math
+import os
 import random
 import shlex
+import signal
 import sys
+import threading
+import time
 from concurrent.futures import Executor, Future
 
 import pytest
@@ -131,6 +135,24 @@ def test_a_process_that_fails_leaves_its_log(tmp_path):
     with pytest.raises(runner.Failed) as failure:
         runner.Runner(scale)._call([sys.executable, "-c", "raise SystemExit('no luck')"], tmp_path / "x/train.log")
     assert "no luck" in failure.value.log.read_text()
+
+
+def test_sigterm_ends_what_was_started(small, tmp_path):
+    table, scale = TABLES["distances"], scales.Scenes(tmp_path, 2, 2, 256)
+    begun = tmp_path / "begun"
+    code = f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(100)"
+    started = runner.Runner(scale, shlex.join([sys.executable, "-c", code]), at_a_time=2)
+    before = signal.getsignal(signal.SIGTERM)
+
+    def terminate():
+        while not begun.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=terminate).start()
+    with pytest.raises(SystemExit) as end:
+        started.run(table, table.rows, [0])
+    assert end.value.code == 143 and not started._running and signal.getsignal(signal.SIGTERM) == before
 
 
 def coco_folder(tmp_path):

@@ -4,9 +4,11 @@ A run that fails is said to have failed, with its log; the others go on. The sam
 a complete training is not repeated, and another one continues from its newest checkpoint.
 """
 
+import contextlib
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -60,6 +62,8 @@ class Runner:
         self.scale, self.launcher, self.at_a_time = scale, shlex.split(launcher), at_a_time
         self._locks: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
         self._failed: dict[Path, Path] = {}  # logs of trainings that failed, by folder
+        self._running: set[subprocess.Popen] = set()
+        self._stopped = False
 
     def commands(self, run: Run) -> Iterator[list[str]]:
         """The command lines of a run: the training, unless there is none, and the evaluation."""
@@ -78,6 +82,7 @@ class Runner:
         logs: dict[tuple[str, int], Path] = {}
         waiting = {place: run for place, run in plan.items() if not run.results.exists()}
         with (
+            _sigterm_ends(),
             ThreadPoolExecutor(self.at_a_time) as pool,
             tqdm(total=len(plan), initial=len(plan) - len(waiting), desc="rows x seeds", disable=None) as bar,
         ):
@@ -94,6 +99,7 @@ class Runner:
                     bar.update()
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
+                self._stop()
                 raise
         outcomes = {row.key: Outcome(row) for row in rows}
         for (key, seed), run in plan.items():
@@ -136,11 +142,32 @@ class Runner:
         with log.open("a") as file:
             file.write(f"{shlex.join(command)}\n")
             file.flush()
-            code = subprocess.run(command, env=environment, stdout=file, stderr=subprocess.STDOUT).returncode
+            process = subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT)
+            self._running.add(process)
+            if self._stopped:  # meanwhile
+                process.terminate()
+            code = process.wait()
+            self._running.discard(process)
         if code != 0:
             raise Failed(log)
+
+    def _stop(self) -> None:
+        """Ask what runs to save and end; nothing is started any more."""
+        self._stopped = True
+        for process in list(self._running):
+            process.terminate()
 
     def values(self, table: Table, row: Row, run: Run) -> dict[str, float]:
         """The columns of a run that is done."""
         found = self.scale.found(json.loads(run.results.read_text()), table)
         return {column.name: column.value(found, row.by, self.scale.name) for column in table.columns}
+
+
+@contextlib.contextmanager
+def _sigterm_ends() -> Iterator[None]:
+    """Within it, SIGTERM ends this process as an exception does, so that what it has started ends too."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
