@@ -5,6 +5,7 @@ import math
 import os
 import random
 import shlex
+import shutil
 import signal
 import sys
 import threading
@@ -194,7 +195,8 @@ def test_the_commands_of_coco_are_printed(tmp_path, capsys):
         (["distances", "--size", "10"], "--size 10 is smaller than a batch"),
         (["distances", "--data", "coco"], "--data coco needs --coco-dir"),
         (["distances", "--data", "coco", "--coco-dir", "nowhere"], "--coco-dir nowhere: there is no such folder"),
-        (["distances", "--data", "coco", "--coco-dir", "."], "there is no train/*.tar in it"),
+        (["distances", "--data", "coco", "--coco-dir", "."], "dataset_coco.json is not in it"),
+        (["distances", "--data", "coco", "--coco-dir", "half"], "there is no val/*.tar in it; make these by launch"),
         (["distances", "--data", "coco", "--coco-dir", "coco", "--ranks", "3"], "--ranks 3 must divide"),
         (["distances", "--data", "coco", "--coco-dir", "coco", "--steps", "3"], "--steps is for --data scenes"),
         (["distances", "--data", "coco", "--coco-dir", "coco", "--launcher", " "], "--launcher is empty"),
@@ -204,7 +206,8 @@ def test_the_commands_of_coco_are_printed(tmp_path, capsys):
     ],
 )
 def test_a_mistake_is_one_sentence(words, message, tmp_path, monkeypatch, capsys):
-    coco_folder(tmp_path)
+    shutil.copytree(coco_folder(tmp_path), tmp_path / "half")
+    shutil.rmtree(tmp_path / "half/val")
     monkeypatch.chdir(tmp_path)
     assert cli.run(["paper", *words]) == 2
     error = capsys.readouterr().err

@@ -155,7 +155,7 @@ class Scenes:
 class Coco:
     """COCO captions with the paper's recipe, from OpenAI's CLIP.
 
-    DIR/train/*.tar, DIR/val/*.tar         shards, made by launch/data/coco.sh
+    DIR/train/*.tar, DIR/val/*.tar         shards: launch/data/coco.sh DIR/dataset_coco.json DIR DIR
     DIR/dataset_coco.json, DIR/val2014/    Karpathy's splits and the images, for the evaluation
     OUT/runs/DIGEST/seed-0/run, eval-coco  a training and its evaluation
 
@@ -170,10 +170,15 @@ class Coco:
 
     def __post_init__(self) -> None:
         if not self.folder.is_dir():
-            raise ValueError(f"--coco-dir {self.folder}: there is no such folder; launch/data/coco.sh makes it.")
-        for what in ("train/*.tar", "val/*.tar", "dataset_coco.json", "val2014"):
+            raise ValueError(f"--coco-dir {self.folder}: there is no such folder.")
+        for what in ("dataset_coco.json", "val2014"):
+            if not (self.folder / what).exists():
+                raise ValueError(f"--coco-dir {self.folder}: {what} is not in it, which the evaluation needs.")
+        for what in ("train/*.tar", "val/*.tar"):
             if not any(self.folder.glob(what)):
-                raise ValueError(f"--coco-dir {self.folder}: there is no {what} in it; launch/data/coco.sh makes it.")
+                raise ValueError(
+                    f"--coco-dir {self.folder}: there is no {what} in it; make these by launch/data/coco.sh."
+                )
         if COCO_BATCH % self.ranks:
             raise ValueError(f"--ranks {self.ranks} must divide the paper's batch of {COCO_BATCH}.")
 
@@ -182,10 +187,20 @@ class Coco:
             model = row.coco_model.removeprefix("PCMEpp-GPO-")
             folder = self.out / "runs" / digest(model) / f"seed-{seed}"
             return Run(folder, None, self._evaluate(model, "openai", ()), folder / "eval-coco")
-        settings = ["--model", row.coco_model, *shlex.split(RECIPE), *shlex.split(row.flags)]
+        settings = ["--model", row.coco_model, *shlex.split(f"{RECIPE} {row.flags} {row.coco_flags}")]
         folder = self.out / "runs" / digest(*settings) / f"seed-{seed}"
-        train = [*settings, "--train-data", f"coco={self._shards('train')}", "--val-data", self._shards("val")]
-        train += ["--dataset-type", "webdataset", "--batch-size", str(COCO_BATCH // self.ranks), "--seed", str(seed)]
+        val = min((self.folder / "val").glob("*.tar"))  # the first shard, 1,000 images, as in the authors' code
+        train = [*settings, "--train-data", f"coco={self._shards()}", "--val-data", str(val)]
+        train += [
+            "--val-num-samples",
+            "1000",
+            "--dataset-type",
+            "webdataset",
+            "--batch-size",
+            str(COCO_BATCH // self.ranks),
+            "--seed",
+            str(seed),
+        ]
         train += ["--workers", "8", "--logs", str(folder), "--name", "run", "--resume", "latest"]
         checkpoint = folder / "run" / "checkpoints" / CHECKPOINTS[row.checkpoint]
         evaluate = self._evaluate(row.coco_model, str(checkpoint), row.eval_flags)
@@ -199,9 +214,9 @@ class Coco:
         data = ("--coco", str(self.folder / "dataset_coco.json"), "--coco-images", str(self.folder))
         return ("--model", model, "--pretrained", pretrained, *data, *eval_flags)
 
-    def _shards(self, split: str) -> str:
-        names = sorted(path.stem for path in (self.folder / split).glob("*.tar"))
-        return f"{self.folder / split}/{{{names[0]}..{names[-1]}}}.tar"
+    def _shards(self) -> str:
+        names = sorted(path.stem for path in (self.folder / "train").glob("*.tar"))
+        return f"{self.folder / 'train'}/{{{names[0]}..{names[-1]}}}.tar"
 
 
 Scale = Scenes | Coco
