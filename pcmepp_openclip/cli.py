@@ -18,6 +18,7 @@ COMMANDS = {  # name: (module, what it does)
     "calibrate": ("pcmepp_openclip.inference.calibrate_command", "fit the probability that an image and a text match"),
     "demo": ("pcmepp_openclip.demo.command", "train a small model on drawn scenes and measure its uncertainty"),
     "toy": ("pcmepp_openclip.toy.command", "train points in the plane by four losses, as in the paper's toy"),
+    "paper": ("pcmepp_openclip.paper.command", "run a table of the paper, and show its numbers beside ours"),
 }
 
 

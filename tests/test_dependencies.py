@@ -54,9 +54,8 @@ def distributions(module: str) -> set[str]:
 
 
 DEPENDENCIES = {name_of(requirement) for requirement in PROJECT["dependencies"]}
-EXTRAS = {
-    name_of(requirement) for extra in ("coco", "plots") for requirement in PROJECT["optional-dependencies"][extra]
-}
+OPTIONAL_FEATURES = ("coco", "faiss", "plots")
+EXTRAS = {name_of(x) for extra in OPTIONAL_FEATURES for x in PROJECT["optional-dependencies"][extra]}
 
 
 def test_every_import_is_declared():

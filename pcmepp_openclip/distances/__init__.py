@@ -4,7 +4,8 @@
 PCME++, which caption was written for it; `cosine`, how related they are, as in CLIP; `entailment`, whether the caption
 is true of it. The others are those that the paper compares CSD with: `wasserstein`, `kl`, `js`, `elk`, `bhattacharyya`
 and PCME's `match_probability`; and `euclidean`, which is CSD without variances. `tiles` is for distances that are no
-matrix product. A new distance is one file and one line of `DISTANCES`.
+matrix product, and `approximate` searches a large gallery by an index over the means. A new distance is one file and
+one line of `DISTANCES`.
 """
 
 from collections.abc import Iterable, Mapping

@@ -20,6 +20,7 @@ from ..ambiguity import Bank, Calibration
 from ..ambiguity.store import BANK_FILE, CALIBRATION_FILE, check_calibration, load_bank, load_calibration
 from ..data.arguments import share, whole_number
 from ..distances import DISTANCES, by_name
+from ..distances.approximate import load_faiss
 from ..host.repos import file_beside
 from ..models.fingerprint import bank_fingerprint
 from ..models.pcmepp import ProbabilisticModel
@@ -46,7 +47,8 @@ def main(argv: list[str]) -> None:
         if rank == 0:
             for note in notes:
                 print(f"note: {note}", file=sys.stderr)
-        results = [evaluate_retrieval(encoder, name, data, rank, args.crops) for name, data in captioned.items()]
+        options = args.crops, args.ann
+        results = [evaluate_retrieval(encoder, name, data, rank, *options) for name, data in captioned.items()]
         results += [evaluate_zeroshot(encoder, name, *data, rank, args.crops) for name, data in labelled.items()]
         results += [evaluate_vagueness(encoder, name, data, rank, himo=name == "himo") for name, data in chains.items()]
         results += [evaluate_correspondence(encoder, name, pairs, rank) for name, pairs in noisy]
@@ -135,6 +137,11 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         action="store_true",
         help="also encode a centre crop of each image: is it more uncertain than the whole?",
     )
+    group.add_argument(
+        "--ann",
+        action="store_true",
+        help="also retrieve by an approximate index over the means (FAISS), alone and re-ranked by CSD",
+    )
     group = parser.add_argument_group("output and computation")
     group.add_argument("--out", required=True, type=Path, help="folder for results, report and cached embeddings")
     group.add_argument(
@@ -189,6 +196,10 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         by_name(args.distances)
     except ValueError as error:
         raise ValueError(f"--distances: {error}") from None
+    if args.ann:
+        load_faiss()
+        if not (args.retrieval or args.coco):
+            raise ValueError("--ann is about retrieval: give --retrieval or --coco, or drop it.")
     if args.batch_size < 1 or args.workers < 0:
         raise ValueError("--batch-size must be at least 1, and --workers at least 0.")
     return args

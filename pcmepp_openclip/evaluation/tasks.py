@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..ambiguity.bank import IMAGES, TEXTS, Bank
 from ..distances import Distance
+from ..distances.approximate import approximate_distances
 from ..gaussian import Gaussian
 from . import coco, conformal, correspondence, neighbours, uncertainty, vagueness
 from .datasets import Captioned, Labelled
@@ -158,15 +159,16 @@ class LabelledGaussians:
 
 
 def evaluate_retrieval(
-    encoder: Encoder, name: str, data: Captioned, rank: int = 0, crops: bool = False
+    encoder: Encoder, name: str, data: Captioned, rank: int = 0, crops: bool = False, ann: bool = False
 ) -> TaskResult | None:
-    """`crops`: encode a centre crop of each image too."""
+    """`crops`: encode a centre crop of each image too. `ann`: also search by an approximate index over the means."""
     images = encoder.images(data.images, f"{name}-images")
     cropped = _cropped(encoder, name, data.images) if crops else None
     texts = encoder.texts(data.captions, f"{name}-captions")
     if rank:
         return None
-    found = rankings(images, texts, data.image_of_caption, data.images_of_caption, encoder.distances)
+    distances = encoder.distances | (approximate_distances() if ann else {})
+    found = rankings(images, texts, data.image_of_caption, data.images_of_caption, distances)
     queries = []
     for samples, of, query, gallery in (("images", IMAGES, images, texts), ("captions", TEXTS, texts, images)):
         hits = {

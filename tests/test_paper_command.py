@@ -1,0 +1,298 @@
+"""`pcmepp paper`: at its smallest with real processes, and with a stand-in for them where only the order matters."""
+
+import json
+import math
+import os
+import random
+import shlex
+import shutil
+import signal
+import sys
+import threading
+import time
+from concurrent.futures import Executor, Future
+
+import pytest
+import torch
+from scipy.stats import kendalltau
+
+from pcmepp_openclip import cli
+from pcmepp_openclip.evaluation.datasets import Captioned
+from pcmepp_openclip.evaluation.retrieval import precisions
+from pcmepp_openclip.paper import chance, pages, runner, scales
+from pcmepp_openclip.paper.agreement import agreement, kendall
+from pcmepp_openclip.paper.rows import Figure
+from pcmepp_openclip.paper.tables import FIGURES, TABLES
+
+SMALL = ["--seeds", "1", "--steps", "2", "--start-steps", "2", "--size", "256"]
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(scales, "HELD_OUT", 30)
+    monkeypatch.setattr(scales, "ZEROSHOT", 24)
+
+
+def in_this_process(self, line, log):
+    """`Runner._call` without the seconds that a new process takes to import."""
+    from pcmepp_openclip.training import command as train
+
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.touch()
+    words = line[line.index("-m") + 1 :]
+    if words[0] == "pcmepp_openclip.train":
+        assert train.main(words[1:]) == 0
+    else:
+        assert cli.run(words[1:]) == 0
+
+
+class Inline(Executor):
+    """A pool that does the work at once: open_clip's loop sets signal handlers, which only the main thread may."""
+
+    def __init__(self, workers):
+        pass
+
+    def submit(self, work, *args):
+        future = Future()
+        try:
+            future.set_result(work(*args))
+        except runner.Failed as failure:
+            future.set_exception(failure)
+        return future
+
+
+def test_a_table_of_two_rows_in_real_processes(small, tmp_path, capfd):
+    """One training from scratch, which both rows share, and one evaluation."""
+    line = ["paper", "imagenet", "--rows", "one,best-k", *SMALL, "--out", str(tmp_path / "out")]
+    assert cli.run(line) == 0
+    printed = capfd.readouterr().out
+    results = json.loads((tmp_path / "out/imagenet/results.json").read_text())
+    (run,) = (tmp_path / "out/runs").iterdir()
+    found = json.loads((run / "seed-0/eval-zeroshot/results.json").read_text())["zeroshot"]["zeroshot"]["metrics"]
+    one, best = results["rows"]
+    assert one["paper"] == {"Top-1": 30.43} and best["paper"] == {"Top-1": 41.82}
+    assert one["ours"]["0"]["Top-1"] == pytest.approx(100 * found["one_prompt"])
+    assert best["ours"]["0"]["Top-1"] == pytest.approx(100 * found["oracle_best_K_per_class"])
+    assert results["chance"]["Top-1"] == pytest.approx(100 / 24) and "41.82" in printed
+    assert "Match_loss" in (run / "seed-0/run/out.log").read_text()
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
+    assert cli.run(line) == 0  # nothing is run again
+    assert before == {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
+
+
+def test_rows_start_from_one_clip_and_a_failed_row_is_shown(small, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(runner.Runner, "_call", in_this_process)
+    monkeypatch.setattr(runner, "ThreadPoolExecutor", Inline)
+    out = tmp_path / "out"
+    line = ["paper", "distances", "--rows", "wasserstein,csd", *SMALL, "--out", str(out)]
+    assert cli.run(line) == 0
+    table, scale = TABLES["distances"], scales.Scenes(out, 2, 2, 256)
+    rows = {row.key: scale.run(table, row, 0) for row in table.rows}
+    clip = torch.load(scale.start(0).checkpoint, weights_only=True)
+    assert clip and not any("uncertainty" in name for name in clip)
+    log = (rows["csd"].folder / "run/out.log").read_text()
+    assert "Warm start" in log and "Contrastive_loss" not in log
+    found = json.loads(rows["wasserstein"].results.read_text())["retrieval"]["retrieval"]["metrics"]
+    results = json.loads((out / "distances/results.json").read_text())
+    ours = results["rows"][0]["ours"]["0"]
+    assert ours["RSUM"] == pytest.approx(found["wasserstein/RSUM"])
+    directions = ("image_to_text", "text_to_image")
+    assert ours["EC mAP@R"] == pytest.approx(50 * sum(found[f"wasserstein/{x}_mAP@R"] for x in directions))
+    assert ours["EC R@1"] == pytest.approx(50 * sum(found[f"wasserstein/{x}_any_match_R@1"] for x in directions))
+    assert "CxC R@1" not in ours and (out / "distances/index.html").exists()
+    capsys.readouterr()
+
+    def failing(self, line, log):
+        if f"{rows['wasserstein'].folder}" in " ".join(line):
+            raise runner.Failed(log)
+        in_this_process(self, line, log)
+
+    monkeypatch.setattr(runner.Runner, "_call", failing)
+    rows["wasserstein"].results.unlink()
+    rows["csd"].results.unlink()
+    assert cli.run(line) == 1
+    said = capsys.readouterr()
+    assert "rows of distances failed" in said.err and f"failed, see {rows['wasserstein'].evaluation}.log" in said.out
+    results = json.loads((out / "distances/results.json").read_text())
+    assert [bool(row["failed"]) for row in results["rows"]] == [True, False]
+    assert results["rows"][1]["ours"]["0"] and not results["order"]
+
+
+def test_a_failed_start_fails_its_rows_once(small, tmp_path, monkeypatch):
+    calls = []
+
+    def failing(self, line, log):
+        calls.append(line)
+        raise runner.Failed(log)
+
+    monkeypatch.setattr(runner.Runner, "_call", failing)
+    table, scale = TABLES["distances"], scales.Scenes(tmp_path, 2, 2, 256)
+    outcomes = runner.Runner(scale, at_a_time=2).run(table, table.rows, [0])
+    assert len(calls) == 1 and {o.logs[0] for o in outcomes} == {scale.start(0).folder / "train.log"}
+
+
+def test_a_process_that_fails_leaves_its_log(tmp_path):
+    scale = scales.Scenes(tmp_path, 2, 2, 256)
+    with pytest.raises(runner.Failed) as failure:
+        runner.Runner(scale)._call([sys.executable, "-c", "raise SystemExit('no luck')"], tmp_path / "x/train.log")
+    assert "no luck" in failure.value.log.read_text()
+
+
+def test_sigterm_ends_what_was_started(small, tmp_path):
+    table, scale = TABLES["distances"], scales.Scenes(tmp_path, 2, 2, 256)
+    begun = tmp_path / "begun"
+    code = f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(100)"
+    started = runner.Runner(scale, shlex.join([sys.executable, "-c", code]), at_a_time=2)
+    before = signal.getsignal(signal.SIGTERM)
+
+    def terminate():
+        while not begun.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=terminate).start()
+    with pytest.raises(SystemExit) as end:
+        started.run(table, table.rows, [0])
+    assert end.value.code == 143 and not started._running and signal.getsignal(signal.SIGTERM) == before
+
+
+def coco_folder(tmp_path):
+    for split in ("train", "val"):
+        (tmp_path / "coco" / split).mkdir(parents=True)
+        for i in range(3):
+            (tmp_path / "coco" / split / f"{i:05d}.tar").touch()
+    (tmp_path / "coco/val2014").mkdir()
+    (tmp_path / "coco/dataset_coco.json").touch()
+    return tmp_path / "coco"
+
+
+def test_the_commands_of_coco_are_printed(tmp_path, capsys):
+    coco = coco_folder(tmp_path)
+    launcher = ["--launcher", "torchrun --nproc-per-node 8 -m --", "--ranks", "8", "--seeds", "2", "--print"]
+    rows = ["--rows", "b32-clip,b32-pcmepp,b32-swa"]
+    assert cli.run(["paper", "main", "--data", "coco", "--coco-dir", str(coco), *rows, *launcher]) == 0
+    lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+    kinds = [line[5:7] if line[5] == "eval" else line[4] for line in lines]
+    assert all(line[:4] == ["torchrun", "--nproc-per-node", "8", "-m"] for line in lines)
+    trainings = [line for line in lines if line[5] == "pcmepp_openclip.train"]
+    assert len(lines) == 8 and len(trainings) == 2, kinds  # the rows of one model share its training
+    for seed, line in enumerate(trainings):
+        assert line[line.index("--batch-size") + 1] == "16" and line[line.index("--seed") + 1] == str(seed)
+        assert f"coco={coco}/train/{{00000..00002}}.tar" in line and line[-2:] == ["--resume", "latest"]
+    checkpoints = {line[line.index("--pretrained") + 1].rpartition("/")[2] for line in lines if line not in trainings}
+    assert checkpoints == {"openai", "best.pt", "swa.pt"}
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ([], "name a table"),
+        (["distance"], "there is no table 'distance'; did you mean 'distances'?"),
+        (["zzz"], "tables and figures: main, noise"),
+        (["distances", "--rows", "cds"], "has no row 'cds'; did you mean 'csd'?"),
+        (["noise", "--rows", "20-ncr"], "none of them is run on scenes"),
+        (["distances", "beta", "--rows", "csd"], "--rows chooses rows of one table"),
+        (["distances", "--size", "10"], "--size 10 is smaller than a batch"),
+        (["distances", "--data", "coco"], "--data coco needs --coco-dir"),
+        (["distances", "--data", "coco", "--coco-dir", "nowhere"], "--coco-dir nowhere: there is no such folder"),
+        (["distances", "--data", "coco", "--coco-dir", "."], "dataset_coco.json is not in it"),
+        (["distances", "--data", "coco", "--coco-dir", "half"], "there is no val/*.tar in it; make these by launch"),
+        (["distances", "--data", "coco", "--coco-dir", "coco", "--ranks", "3"], "--ranks 3 must divide"),
+        (["distances", "--data", "coco", "--coco-dir", "coco", "--steps", "3"], "--steps is for --data scenes"),
+        (["distances", "--data", "coco", "--coco-dir", "coco", "--launcher", " "], "--launcher is empty"),
+        (["imagenet", "--data", "coco", "--coco-dir", "coco"], "imagenet is not about COCO"),
+        (["distances", "--launcher", "x"], "--launcher is for --data coco"),
+        (["distances", "--print"], "--print is for --data coco"),
+    ],
+)
+def test_a_mistake_is_one_sentence(words, message, tmp_path, monkeypatch, capsys):
+    shutil.copytree(coco_folder(tmp_path), tmp_path / "half")
+    shutil.rmtree(tmp_path / "half/val")
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["paper", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("pcmepp paper: ") and error.count("\n") == 1 and message in error
+    assert not (tmp_path / "pcmepp-paper").exists()
+
+
+@pytest.mark.parametrize("seeds", ["0", "-1", "many"])
+def test_bad_seeds(seeds, capsys):
+    with pytest.raises(SystemExit):
+        cli.run(["paper", "distances", "--seeds", seeds])
+    assert "--seeds" in capsys.readouterr().err
+
+
+def test_the_list_and_the_figures(tmp_path, monkeypatch, capsys):
+    assert cli.run(["paper", "--list"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {name} " in text for name in [*TABLES, *FIGURES])
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["paper", "bins"]) == 0
+    assert "pcmepp eval --model" in capsys.readouterr().out
+    monkeypatch.setitem(FIGURES, "toy", Figure("the toy", ("--version",), runs=True))
+    assert cli.run(["paper", "toy"]) == 0
+    assert capsys.readouterr().out.startswith("pcmepp-openclip ")
+
+
+def test_chance_is_that_of_random_orders():
+    """Against many random orders."""
+    drawn = random.Random(0)
+    image_of_caption = [i // 2 for i in range(12)]
+    matches = [sorted({own, *drawn.sample(range(6), 2)}) for own in image_of_caption]
+    data = Captioned([None] * 6, ["x"] * 12, image_of_caption, [], matches)
+    expected = chance.retrieval_chance(data)
+    fits = torch.zeros(12, 6, dtype=torch.bool)
+    own = torch.zeros(12, 6, dtype=torch.bool)
+    for i, images in enumerate(matches):
+        fits[i, images], own[i, image_of_caption[i]] = True, True
+    generator, found, rounds = torch.Generator().manual_seed(0), {}, 4000
+    for _ in range(rounds):
+        for direction, right, mine in (("text_to_image", fits, own), ("image_to_text", fits.T, own.T)):
+            order = torch.rand(right.shape, generator=generator).argsort(dim=1)
+            hit, own_hit = right.gather(1, order), mine.gather(1, order)
+            average, r_precision = precisions(hit, right.sum(dim=1))
+            numbers = {"mAP@R": average, "R-Precision": r_precision, "any_match_R@1": hit[:, 0].double()}
+            numbers |= {f"R@{k}": own_hit[:, :k].any(dim=1).double() for k in (1, 5)}
+            for name, value in numbers.items():
+                key = f"{direction}_{name}"
+                found[key] = found.get(key, 0) + value.mean().item() / rounds
+    for key, value in found.items():
+        assert value == pytest.approx(expected[key], abs=0.006), key
+    recalls = [expected[f"{d}_R@{k}"] for d in ("image_to_text", "text_to_image") for k in (1, 5, 10)]
+    assert expected["RSUM"] == pytest.approx(100 * sum(recalls)) and expected["text_to_image_R@10"] == 1
+
+
+def test_kendall_is_that_of_scipy():
+    drawn = random.Random(1)
+    for _ in range(30):
+        a, b = ([drawn.randrange(4) for _ in range(6)] for _ in range(2))
+        expected = kendalltau(a, b).statistic
+        assert kendall(a, b) == pytest.approx(expected, nan_ok=True)
+
+
+def test_agreement_counts_pairs_over_seeds():
+    paper = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 3.0, "none": 9.0}
+    ours = {"a": {0: 1.0, 1: 2.0}, "b": {0: 2.0, 1: 1.0}, "c": {0: 9.0, 1: 9.0}, "d": {0: 0.0, 1: 0.0}}
+    found = agreement(paper, ours)
+    assert (found.pairs, found.held, found.reversed) == (5, 2, 2)  # a-b differs between seeds, c-d ties in the paper
+    assert found.paper_best == ("c", "d") and found.our_best == ("c",)
+    assert found.low <= found.high and "of 5 pairs that the paper orders, 2 hold" in str(found)
+    assert agreement({"a": 1.0}, ours) is None
+    assert agreement(paper, {"a": {0: math.nan}, "b": {0: 1.0}}) is None
+
+
+def test_a_cell_shows_the_spread():
+    assert pages.spread([1.0, 2.0, 4.0], 1) == "2.3 ±1.5"
+    assert pages.spread([2.0], 2) == "2.00" and pages.spread([], 1) == pages.spread([math.nan], 1) == "–"
+
+
+def test_uncertainty_columns():
+    found = {
+        "metrics": {"images/csd_R@1/bin_correlation": -0.8, "captions/csd_R@1/bin_correlation": -0.6},
+        "bins": {"images/csd_R@1": [(1.0, 0.5, 1), (4.0, 0.1, 2)], "captions/csd_R@1": [(5.0, 0.5, 10)]},
+    }
+    uncertainty, rho = TABLES["beta"].columns[-2:]
+    assert uncertainty.value(found, "csd", "scenes") == pytest.approx((3 + 5) / 2)
+    assert rho.value(found, "csd", "scenes") == pytest.approx(0.7)
+    assert math.isnan(rho.value({"metrics": {}}, "csd", "scenes"))
+    assert math.isnan(uncertainty.value({"metrics": {}}, "csd", "scenes"))

@@ -1,0 +1,147 @@
+"""The registry of the paper's tables: its flags are flags of `pcmepp train`, its numbers those of the paper."""
+
+import dataclasses
+import shlex
+
+import open_clip
+import pytest
+
+from pcmepp_openclip.demo.dataset import write_train
+from pcmepp_openclip.distances import DISTANCES
+from pcmepp_openclip.evaluation.command import _arguments as eval_arguments
+from pcmepp_openclip.paper.rows import Row, Table
+from pcmepp_openclip.paper.scales import Coco, Scenes
+from pcmepp_openclip.paper.tables import FIGURES, PENDING, TABLES
+from pcmepp_openclip.training.command import own_parser, prepare
+
+PLACES = [(name, row) for name, table in TABLES.items() for row in table.rows if row.runs]
+SEARCHED = ("ann", "ann_csd")  # by `pcmepp eval --ann`
+
+
+@pytest.fixture(scope="module")
+def scales(tmp_path_factory):
+    """Both scales on a few drawn pairs, so that `pcmepp train` finds its data."""
+    out = tmp_path_factory.mktemp("paper")
+    write_train(out / "scenes-256" / "seed-0" / "train", 256, 0, quiet=True)
+    for split in ("train", "val"):
+        write_train(out / "coco" / split, 256, 0, quiet=True)
+    (out / "coco" / "val2014").mkdir()
+    (out / "coco" / "dataset_coco.json").touch()
+    return {"scenes": Scenes(out, 2, 2, 256), "coco": Coco(out, out / "coco", 2)}
+
+
+def pending(name: str, row: Row, data: str) -> bool:
+    return f"{name}/{row.key}" in PENDING or (data == "coco" and "coco" in PENDING)
+
+
+def accepted(flags) -> bool:
+    """Whether `pcmepp train` has nothing against the flags, up to where it would build the model."""
+    own, rest = own_parser().parse_known_args(list(flags))
+    try:
+        args, _ = prepare(own, rest)
+    except ValueError as error:
+        print(error)
+        return False
+    return open_clip.get_model_config(args.model) is not None
+
+
+@pytest.mark.parametrize("data", ["scenes", "coco"])
+def test_every_row_is_accepted_by_the_training_command(scales, data):
+    """And what is said to be pending is not: an entry that is done must go."""
+    refused, stale, kept = [], [], {}
+    for name, row in PLACES:
+        run = scales[data].run(TABLES[name], row, 0)
+        if not row.runs_on(data) or data not in TABLES[name].data or run.train is None:
+            continue
+        if run.folder not in kept:
+            kept[run.folder] = accepted(run.train)
+        if not kept[run.folder] and not pending(name, row, data):
+            refused.append(f"{name}/{row.key}: {shlex.join(run.train)}")
+        if kept[run.folder] and f"{name}/{row.key}" in PENDING:
+            stale.append(f"{name}/{row.key}")
+    assert len(kept) > 20
+    assert not refused and not stale
+
+
+def test_a_wrong_flag_would_be_noticed(scales):
+    row = dataclasses.replace(TABLES["distances"].rows[-1], flags="--distance nothing")
+    assert not accepted(scales["scenes"].run(TABLES["distances"], row, 0).train)
+    row = dataclasses.replace(row, flags="--no-such-flag 1")
+    assert not accepted(scales["scenes"].run(TABLES["distances"], row, 0).train)
+
+
+def test_pending_names_rows():
+    keys = {f"{name}/{row.key}" for name, row in PLACES}
+    assert set(PENDING) - {"coco"} <= keys
+
+
+@pytest.mark.parametrize("data", ["scenes", "coco"])
+def test_every_evaluation_is_accepted(scales, data):
+    for name, row in PLACES:
+        if data in TABLES[name].data:
+            args = eval_arguments(scales[data].run(TABLES[name], row, 0).eval_flags)
+            assert args.ann == (row.by in SEARCHED or name == "inference")
+            known = row.by in DISTANCES or row.by in SEARCHED or TABLES[name].task == "zeroshot"
+            assert known or pending(name, row, data), f"{name}/{row.key} ranks by {row.by}"
+
+
+def test_rows_that_train_alike_share_a_run(scales):
+    def folder(table, key, scale=scales["scenes"]):
+        (row,) = (row for row in TABLES[table].rows if row.key == key)
+        return scale.run(TABLES[table], row, 0).folder
+
+    assert folder("ablation", "vib") == folder("ablation", "vib")
+    assert (
+        folder("main", "b32-pcmepp") == folder("ablation", "all") == folder("beta", "1") == folder("inference", "csd")
+    )
+    assert folder("beta", "0") != folder("beta", "1")
+    assert folder("main", "b32-pcmepp") == folder("main", "l14-pcmepp")  # one small model on the scenes
+    coco = scales["coco"]
+    assert folder("main", "b32-pcmepp", coco) != folder("main", "l14-pcmepp", coco)
+    changed = [dataclasses.replace(scales["scenes"], **{name: 7}) for name in ("steps", "start_steps", "size")]
+    assert len({folder("beta", "1", scale) for scale in [scales["scenes"], *changed]}) == 4
+
+
+def test_the_numbers_of_the_paper():
+    """What the text of the paper says of its tables: a slip of the transcription would break one of these."""
+    columns = {name: [column.name for column in table.columns] for name, table in TABLES.items()}
+
+    def numbers(table, column):
+        place = columns[table].index(column)
+        return {row.key: row.paper[place] for row in TABLES[table].rows}
+
+    for group in ("b32", "b16", "l14"):
+        rsum = {key: v for key, v in numbers("main", "RSUM").items() if key.startswith(group) and "swa" not in key}
+        assert max(rsum.values()) == rsum[f"{group}-pcmepp"]
+        ec = {key: v for key, v in numbers("main", "EC mAP@R").items() if key.startswith(group) and "swa" not in key}
+        assert max(ec.values()) == ec[f"{group}-pcmepp"]
+    noisy = numbers("noise", "RSUM")
+    assert noisy["50-vse"] < noisy["50-infonce"] < noisy["50-pcme"] < noisy["50-pcmepp"] < noisy["50-decl"]
+    alpha = numbers("alpha", "RSUM")
+    assert alpha["20-0.01"] == noisy["20-pcmepp"] and alpha["50-0"] == noisy["50-pcmepp"]
+    assert numbers("ablation", "RSUM")["all"] == numbers("main", "RSUM")["b32-pcmepp"] == 537.0
+    assert numbers("ablation", "EC R-P")["vib"] == numbers("distances", "EC R-P")["csd"] == 49.0
+    assert numbers("distances", "1K R@1")["match_probability"] == numbers("main", "1K R@1")["b32-pcme"]
+    uncertainty, rho = list(numbers("beta", "uncertainty").values()), numbers("beta", "-rho")
+    assert uncertainty == sorted(uncertainty) and max(rho, key=rho.get) == "2" and min(rho, key=rho.get) == "0"
+    assert max(numbers("architecture", "RSUM").items(), key=lambda item: item[1]) == ("1-gpo", 537.1)
+    assert max(numbers("msda", "RSUM").items(), key=lambda item: item[1]) == ("2-25", 535.9)
+    assert max(numbers("inference", "RSUM").items(), key=lambda item: item[1]) == ("csd", 537.3)
+    for name, table in TABLES.items():
+        for row in table.rows:
+            by_name = dict(zip(columns[name], row.paper, strict=True))
+            if by_name.get("CxC R@1") and by_name["CxC R@1"] > 1:  # more matches than 5K, a smaller gallery in 1K
+                assert by_name["5K R@1"] < by_name["CxC R@1"] < by_name["1K R@1"], f"{name}/{row.key}"
+            if by_name.get("EC R-P") and by_name["EC R-P"] > 1:
+                assert by_name["EC mAP@R"] < by_name["EC R-P"] < by_name["EC R@1"], f"{name}/{row.key}"
+            if by_name.get("RSUM"):
+                assert by_name["RSUM"] < 600
+
+
+def test_a_table_checks_its_rows():
+    row = TABLES["ablation"].rows[0]
+    with pytest.raises(AssertionError, match="two rows"):
+        Table("x", "Table 0", (row, row))
+    with pytest.raises(AssertionError, match="2 numbers"):
+        Table("x", "Table 0", (dataclasses.replace(row, paper=(1.0, 2.0)),))
+    assert not set(TABLES) & set(FIGURES)
