@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from open_clip.hf_model import HFTextEncoder
-from torch import Tensor
+from torch import Tensor, nn
 
 from .base import Tokens, Tower, check_text
 
@@ -13,6 +13,7 @@ class HuggingFaceTower(Tower):
     """Its tokens are the last hidden state; those of the padding do not count."""
 
     parts = ("text.transformer", "text.pooler", "text.proj", "text.config.pad_token_id")
+    pooling = ("text.proj.", "text.transformer.pooler.")
 
     @staticmethod
     def fits(model: Any) -> bool:
@@ -47,6 +48,12 @@ class HuggingFaceTower(Tower):
         text = self.model.text
         assert tokens.text_NL is not None
         return text.proj(text.pooler(tokens.features, (tokens.text_NL != self.pad_id).long()))
+
+    def drop_pooling(self) -> None:
+        text = self.model.text
+        text.proj = nn.Identity()
+        if getattr(text.transformer, "pooler", None) is not None:
+            text.transformer.pooler = None
 
     def lengths(self, text_NL: Tensor) -> Tensor:
         place_L = torch.arange(1, text_NL.shape[1] + 1, device=text_NL.device)

@@ -1,9 +1,12 @@
 """open_clip's own image transformer."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
+import torch
 from open_clip.transformer import VisionTransformer
-from torch import Tensor
+from torch import Tensor, nn
 
 from .base import AVERAGE, Average, ImageTower, SplitTower, Tokens
 from .blocks import PARTS
@@ -13,6 +16,7 @@ class VisionTransformerTower(ImageTower, SplitTower):
     """It pools the token of the class, the average of the others, or all of them by attention."""
 
     projection, bias = "uncertainty_proj", "uncertainty_bias"
+    pooling = ("visual.proj", "visual.ln_post.", "visual.attn_pool.")
     parts = (
         *("visual.transformer.resblocks", "visual.transformer.grad_checkpointing", "visual.transformer.width"),
         *("visual.proj", "visual.image_size", "visual.conv1.weight"),
@@ -45,3 +49,17 @@ class VisionTransformerTower(ImageTower, SplitTower):
 
     def mean(self, tokens: Tokens) -> Tensor:
         return self.pool(tokens.x_NLC)
+
+    def drop_pooling(self) -> None:
+        visual = self.model.visual
+        visual.proj = visual.attn_pool = None
+        visual.ln_post = nn.Identity()
+
+    @contextlib.contextmanager
+    def lockable(self) -> Iterator[None]:
+        visual, dropped = self.model.visual, self.model.visual.proj is None
+        if dropped:
+            visual.proj = nn.Parameter(torch.empty(0))  # it lists the projection among what may stay unlocked
+        yield
+        if dropped:
+            visual.proj = None
