@@ -45,7 +45,7 @@ def to_clip(source: Path, target: Path) -> tuple[list[str], list[str]]:
     if not dropped:
         raise ValueError(f"{source} has no log-variance branch: it is not a PCME++ checkpoint.")
     if any(map(is_gpo_mean, state_dict)):
-        raise ValueError(f"{source} pools its means by GPO, which no plain open_clip model has: it cannot be converted.")
+        raise ValueError(f"{source} pools its means by GPO, which no plain open_clip model does: keep it as it is.")
     kept = {name: tensor.contiguous() for name, tensor in state_dict.items() if not is_pcmepp_parameter(name)}
     files.save_tensors(kept, target)
     return list(kept), dropped

@@ -12,9 +12,9 @@ from .pcmepp import is_gpo_mean, is_pcmepp_parameter
 def bank_fingerprint(model: nn.Module) -> str:
     """The fingerprint that a bank carries, and that the model must have which the bank is used with.
 
-    A bank holds means alone, so PCME++'s own tensors do not count, except for GPO of the means: a plain model and a probabilistic one of the same
-    means share their banks, before and after the log-variances are trained. Whatever builds, reads or pushes a bank
-    calls this function, or `weights_fingerprint` of the file of the weights.
+    A bank holds means alone, so PCME++'s own tensors do not count, except for GPO of the means: a plain model and a
+    probabilistic one of the same means share their banks, before and after the log-variances are trained. Whatever
+    builds, reads or pushes a bank calls this function, or `weights_fingerprint` of the file of the weights.
     """
     return weights_fingerprint(stock_state_dict(model))
 

@@ -17,8 +17,6 @@ for, and more sequences take it no more steps.
 P is the width of a sinusoid, K the number of ranks, U that of different lengths.
 """
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -56,51 +54,62 @@ class GPO(nn.Module):
                 weight_NL = self.weights(x_NDL.shape[2]).expand(x_NDL.shape[0], -1)
                 sorted_NDL = x_NDL.sort(dim=2, descending=True).values
             else:
-                weight_NL, beyond_NL = self._weights_of(valid_NL.sum(dim=1), x_NDL.shape[2])
+                length_N = valid_NL.sum(dim=1)
+                weight_NL = self.weights_of(length_N, x_NDL.shape[2])
                 sorted_NDL = x_NDL.masked_fill(~valid_NL[:, None], -torch.inf).sort(dim=2, descending=True).values
-                sorted_NDL = sorted_NDL.masked_fill(beyond_NL[:, None], 0)
+                sorted_NDL = sorted_NDL.masked_fill(_beyond(length_N, x_NDL.shape[2])[:, None], 0)
             return (sorted_NDL.float() @ weight_NL[..., None]).squeeze(2)
 
+    @torch.compiler.disable  # torch does not compile a GRU
     def weights(self, length: int) -> Tensor:
         """The weights of so many ranks, [K]."""
-        return self._softmax(self._run(self._positions(length)[None])).squeeze(0)
+        return self._weight_table(torch.tensor([length]), length).squeeze(0)
 
-    def weight_table(self, length_U: Tensor, longest: int) -> Tensor:
-        """The weights of each length, [U, K]: zeros from that length to the longest.
+    @torch.compiler.disable
+    def weights_of(self, length_N: Tensor, longest: int) -> Tensor:
+        """The weights of samples with so many features, [N, K], which are 0 beyond these."""
+        length_N = length_N.clamp(min=1)  # the weights of no features do not matter
+        known = length_N.is_cpu and not _is_traced()
+        length_U = length_N.unique() if known else torch.arange(1, longest + 1)
+        place_N = torch.searchsorted(length_U.to(length_N.device), length_N)
+        return self._weight_table(length_U, longest)[place_N]
 
-        Arguments:
-            length_U: in ascending order, on the CPU.
-            longest: K.
-        """
-        descending_U = length_U.flip(0)  # as packing takes them
-        position_UKP = self._positions(longest).expand(len(length_U), -1, -1)
-        packed = self._run(pack_padded_sequence(position_UKP, descending_U, batch_first=True))
-        state_UKH, _ = pad_packed_sequence(packed, batch_first=True, total_length=longest)
-        return self._softmax(state_UKH.flip(0), _beyond(length_U.to(state_UKH.device), longest))
+    def _weight_table(self, length_U: Tensor, longest: int) -> Tensor:
+        """The weights of each length, [U, K]; the lengths are in ascending order and on the CPU."""
+        gru = {name: parameter.float() for name, parameter in self.gru.named_parameters()}
+        states = self._step_by_step if _is_traced() else self._packed
+        forward_UKH, backward_UKH = states(gru, self._positions(longest), length_U).chunk(2, dim=-1)
+        score_UK = F.linear((forward_UKH + backward_UKH) / 2, self.score.weight.float()).squeeze(-1) / TEMPERATURE
+        beyond_UK = _beyond(length_U.to(score_UK.device), longest)
+        return score_UK.masked_fill(beyond_UK, -torch.inf).softmax(dim=1)
 
-    def _weights_of(self, length_N: Tensor, longest: int) -> tuple[Tensor, Tensor]:
-        """The weights of samples with so many features, [N, K], and which ranks are beyond their features."""
-        at_least_1_N = length_N.clamp(min=1)  # the weights of no features do not matter
-        known = length_N.is_cpu and not torch.compiler.is_compiling()
-        length_U = at_least_1_N.unique() if known else torch.arange(1, longest + 1)
-        place_N = torch.searchsorted(length_U.to(length_N.device), at_least_1_N)
-        return self.weight_table(length_U, longest)[place_N], _beyond(length_N, longest)
-
-    def _run(self, ranks: Any) -> Any:
-        """What the GRU makes of sequences, with its parameters in fp32 also where the model is in half precision."""
+    def _packed(self, gru: dict[str, Tensor], position_KP: Tensor, length_U: Tensor) -> Tensor:
+        """The states for each length and rank, [U, K, 2 H]: forward, then backward."""
+        position_UKP = position_KP.expand(len(length_U), -1, -1)
+        packed = pack_padded_sequence(position_UKP, length_U.flip(0), batch_first=True)  # descending, as it wants them
         if self.gru.weight_hh_l0.dtype == torch.float32:
-            return self.gru(ranks)[0]
-        return functional_call(self.gru, {name: x.float() for name, x in self.gru.named_parameters()}, (ranks,))[0]
+            out, _ = self.gru(packed)
+        else:  # no GRU in half precision
+            out, _ = functional_call(self.gru, gru, (packed,))
+        return pad_packed_sequence(out, batch_first=True, total_length=len(position_KP))[0].flip(0)
 
-    def _softmax(self, state: Tensor, padding: Tensor | None = None) -> Tensor:
-        """States [..., K, 2 H] to weights [..., K]."""
-        forward, backward = state.chunk(2, dim=-1)
-        score = F.linear((forward + backward) / 2, self.score.weight.float()).squeeze(-1) / TEMPERATURE
-        return (score if padding is None else score.masked_fill(padding, -torch.inf)).softmax(dim=-1)
+    def _step_by_step(self, gru: dict[str, Tensor], position_KP: Tensor, length_U: Tensor) -> Tensor:
+        """The same in many small operations, which torch can export."""
+        names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+        forward, backward = [gru[name] for name in names], [gru[f"{name}_reverse"] for name in names]
+        samples, length_U = len(length_U), length_U.to(position_KP.device)
+        state_UH = position_KP.new_zeros(samples, self.gru.hidden_size)
+        states, reverse = [state_UH], [state_UH]
+        for position_P in position_KP:
+            states.append(torch.gru_cell(position_P.expand(samples, -1), states[-1], *forward))
+        for rank, position_P in reversed(list(enumerate(position_KP))):
+            state_UH = torch.gru_cell(position_P.expand(samples, -1), reverse[-1], *backward)
+            reverse.append(state_UH * (rank < length_U)[:, None])  # it starts at the last feature
+        return torch.cat([torch.stack(states[1:], dim=1), torch.stack(reverse[:0:-1], dim=1)], dim=-1)
 
     def _positions(self, length: int) -> Tensor:
         """Sinusoids of the ranks, [K, P]: sine in the even channels, cosine in the odd ones."""
-        width, device = self.gru.input_size, self.gru.weight_hh_l0.device
+        width, device = self.gru.input_size, self.score.weight.device
         frequency = 10000 ** (-torch.arange(0, width, 2, device=device) / width)
         angle = torch.arange(length, device=device)[:, None] * frequency
         return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)
@@ -109,6 +118,10 @@ class GPO(nn.Module):
 def _beyond(length_N: Tensor, longest: int) -> Tensor:
     """Which ranks samples of these lengths do not have, [N, K]."""
     return torch.arange(longest, device=length_N.device) >= length_N[:, None]
+
+
+def _is_traced() -> bool:
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()
 
 
 class TokenPool(nn.Module):

@@ -251,7 +251,9 @@ class ProbabilisticModel(nn.Module):
         """Train the log-variance branches and a, b alone. Everything else stays as it is, also in training mode: batch
         norms keep their statistics, nothing is dropped, and no graph is recorded. ValueError for a model with GPO."""
         if self.pcmepp_cfg.pool == "gpo":
-            raise ValueError("Towers cannot be frozen with pcmepp_cfg.pool 'gpo': the pooling of the means is untrained.")
+            raise ValueError(
+                "Towers cannot be frozen with pcmepp_cfg.pool 'gpo': the pooling of the means is untrained."
+            )
         self.head_only = True
         trained = ("logit_scale", "logit_bias") if self.pcmepp_cfg.match_logit == "siglip" else ()
         for name, parameter in self.named_parameters():

@@ -22,6 +22,7 @@ def reconcile_state_dict(model: Any, state_dict: dict) -> dict:
     logit are the exception: where the file has another `match_logit`, the model keeps its own, and the log says so.
     """
     own = model.state_dict()
+    _check_pool(model.pcmepp_cfg.pool, state_dict)
     if model.pcmepp_cfg.pool == "gpo":
         dropped = (*model.image_branch.tower.pooling, *model.text_branch.tower.pooling)
         state_dict = {name: tensor for name, tensor in state_dict.items() if not name.startswith(dropped)}
@@ -65,12 +66,15 @@ def reconcile_state_dict(model: Any, state_dict: dict) -> dict:
     return state_dict
 
 
-def _check_places(own: dict, state_dict: dict) -> None:
-    """ValueError if a branch of the file begins at another place than the model's, or pools otherwise."""
-    pools = {("gpo" if any(map(is_gpo_mean, names)) else "tower") for names in (own, state_dict)}
-    if len(pools) > 1 and any(map(is_pcmepp_parameter, state_dict)):
-        theirs = "gpo" if any(map(is_gpo_mean, state_dict)) else "tower"
+def _check_pool(pool: str, state_dict: dict) -> None:
+    """ValueError if the file is of a PCME++ model that pools otherwise."""
+    theirs = "gpo" if any(map(is_gpo_mean, state_dict)) else "tower"
+    if theirs != pool and any(map(is_pcmepp_parameter, state_dict)):
         raise ValueError(f"its means are pooled otherwise: set pcmepp_cfg.pool to '{theirs}'.")
+
+
+def _check_places(own: dict, state_dict: dict) -> None:
+    """ValueError if a branch of the file begins at another place than the model's."""
     for key, is_image in (("image_head", True), ("text_head", False)):
         ours, theirs = _place(own, is_image), _place(state_dict, is_image)
         if theirs is not None and theirs != ours:

@@ -273,7 +273,9 @@ def check_head_only(args: argparse.Namespace, data_flags: data.DataFlags) -> Non
         raise ValueError(f"--head-only trains a log-variance branch, which {args.model} lacks: choose a PCMEpp model.")
     flags.check_for_head_only(args)
     if PCMEppCfg.parse(args.pcmepp_cfg).pool == "gpo":
-        raise ValueError(f"--head-only keeps the means, whose pooling by GPO {args.model} has to train: drop --head-only.")
+        raise ValueError(
+            f"--head-only keeps the means, whose pooling by GPO {args.model} has to train: drop --head-only."
+        )
     weights = loss_weights(PCMEppCfg.parse(args.pcmepp_cfg).weights)
     if not any(weight for name, weight in weights.items() if name != "contrastive"):
         raise ValueError("--head-only has nothing to train: InfoNCE depends on the means only; raise --match-weight.")
