@@ -6,6 +6,7 @@ from helpers import worst_error
 from slow_gpo import slow_gpo, slow_token_pool, slow_weights
 from torch import nn
 
+from benchmarks.gpo import plain_gpo
 from pcmepp_openclip.models.gpo import GPO, TokenPool
 
 MASKS = {
@@ -121,6 +122,12 @@ def test_compiled_and_exported(valid):
     torch.testing.assert_close(exported(x, valid), expected, rtol=0, atol=2e-6)
     if valid is not None:  # the lengths of the example are not built in
         torch.testing.assert_close(exported(x, MASKS["lengths"]), slow(made, x, MASKS["lengths"]), rtol=0, atol=2e-6)
+
+
+def test_the_form_that_it_is_benchmarked_against_gives_the_same():
+    made, x = gpo(), features()
+    lengths = torch.tensor([7, 1, 4, 4, 2])
+    torch.testing.assert_close(plain_gpo(made, x, lengths), made(x, MASKS["lengths"]), rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("bias", [None, -3.0])

@@ -27,20 +27,9 @@ def run(tmp_path_factory):
     torch.manual_seed(0)
     torch.save(open_clip.CLIP(**plain_config("PCMEpp-tiny")).state_dict(), folder / "plain.pt")
     flags = ["--model", "PCMEpp-GPO-tiny", "--train-data", data, "--train-num-samples", "64", "--workers", "0"]
-    flags += [
-        "--dataset-type",
-        "webdataset",
-        "--batch-size",
-        "8",
-        "--accum-freq",
-        "2",
-        "--epochs",
-        "2",
-        "--warmup",
-        "1",
-    ]
+    flags += ["--dataset-type", "webdataset", "--batch-size", "8", "--accum-freq", "2", "--epochs", "2"]
     flags += ["--precision", "fp32", "--lr", "1e-3", "--pretrained", str(folder / "plain.pt"), "--resume", "latest"]
-    flags += ["--log-every-n-steps", "1", "--logs", str(folder)]
+    flags += ["--warmup", "1", "--log-every-n-steps", "1", "--logs", str(folder)]
     server = Ranks(folder / "log")
     try:
         assert server.run(2, [*flags, "--name", "run"]) == [0, 0], server.log.read_text()[-3000:]
