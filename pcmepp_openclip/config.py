@@ -12,6 +12,7 @@ from .system.text import did_you_mean
 
 HEADS = ("split", "top")
 CHOICES = {
+    "pool": ("tower", "gpo"),
     "image_head": HEADS,
     "text_head": HEADS,
     "match_logit": ("learned", "tied", "siglip"),
@@ -34,6 +35,10 @@ class PCMEppCfg:
             against at most 4), at -10 they start at 0.02 per side.
         image_head, text_head: where the branch of a tower begins: "split", before its last `head_layers` blocks, which
             open_clip's own transformers allow; or "top", at the tokens or the feature map that it pools.
+        pool: what pools the tokens: "tower", as the tower itself does, with its projection; or "gpo", the generalized
+            pooling operator, for the mean and the log-variance of every tower, which must have tokens.
+        image_token_augment: p of the tokens of an image that GPO does not see in training, see `kept_tokens`; 0 for
+            none, 0.2 in the paper.
         match_logit: "learned" for a and b of the matching logit -a d + b as parameters of their own; "tied" for
             2a = match_ratio * exp(logit_scale), a constant to the gradient, and a learned b - 2a; or "siglip" for
             2a = exp(logit_scale) and b = logit_bias + 2a, which is SigLIP's logit where the variances are zero.
@@ -54,6 +59,8 @@ class PCMEppCfg:
     init_logvar_bias: float | None
     image_head: str = "split"
     text_head: str = "split"
+    pool: str = "tower"
+    image_token_augment: float = 0.0
     match_logit: str = "learned"
     match_ratio: float = 0.5
     train_means_by: str = "all"
@@ -73,7 +80,9 @@ class PCMEppCfg:
                 raise ValueError(f"pcmepp_cfg.{key} must be a whole number of at least {least}, not {value!r:.40}.")
         numbers = {
             name: getattr(self, name)
-            for name in ("init_match_scale", "init_match_shift", "match_ratio", "triplet_margin")
+            for name in (
+                *("init_match_scale", "init_match_shift", "match_ratio", "triplet_margin", "image_token_augment"),
+            )
         } | self.weights
         if self.init_logvar_bias is not None:
             numbers["init_logvar_bias"] = self.init_logvar_bias
@@ -90,6 +99,15 @@ class PCMEppCfg:
             raise ValueError(f"pcmepp_cfg.triplet_margin must be positive, not {self.triplet_margin!r:.40}.")
         if not 0 < self.match_ratio < 1:
             raise ValueError(f"pcmepp_cfg.match_ratio must be between 0 and 1, not {self.match_ratio!r:.40}.")
+        if not 0 <= self.image_token_augment < 1:
+            raise ValueError(
+                f"pcmepp_cfg.image_token_augment must be at least 0 and below 1, not {self.image_token_augment!r:.40}."
+            )
+        if self.image_token_augment and self.pool != "gpo":
+            raise ValueError(
+                "pcmepp_cfg.image_token_augment needs a model that pools tokens by GPO: set pcmepp_cfg.pool to 'gpo', "
+                "as PCMEpp-GPO-ViT-B-32 does, or leave it at 0."
+            )
         if self.train_means_by == "contrastive" and not loss_weights(self.weights)["contrastive"]:
             raise ValueError(
                 "pcmepp_cfg.train_means_by 'contrastive' needs a contrastive_weight above 0, since nothing else would "

@@ -56,6 +56,7 @@ SMALL |= {"mlp_ratio": [0.5, 1, 4.0], "ls_init_value": [None, 1e-4], "patch_drop
 SMALL |= {"mean": [[0.5, 0.5, 0.5]], "std": [[0.5, 0.5, 0.5]], "size": [8, [8, 8]], "init_logit_bias": [-10.0, None]}
 SMALL |= {"norm_kwargs": [{"eps": 1e-5}], "act_kwargs": [{"approximate": "tanh"}], "pad_id": [0, 3], "eos_id": [2]}
 SMALL |= {"init_logit_bias": [-10.0], "match_logit": ["siglip"], "image_head": ["top"], "text_head": ["top"]}
+SMALL |= {"pool": ["gpo"], "image_token_augment": [0.2]}
 SMALL |= {"attn_pooler_heads": [1, 3], "attn_pooler_queries": [1, 2, 9], "hf_proj_type": ["linear", "mlp"]}
 SMALL |= {"timm_pool": ["", "map", "avg", "token"], "timm_proj": [None, "linear", "mlp", "none"]}
 BLOCKS = {
@@ -85,12 +86,14 @@ TOWERS = {  # the kinds, each with places of the branch that it allows
     "resnet": {"vision_cfg": {**hub_kinds.RESNET, "layers": [1, 2, 1, 1]}, "image_head": "top"},
     "timm": {"vision_cfg": hub_kinds.TIMM, "image_head": "top"},
     "roberta": {"text_cfg": {**hub_kinds.ROBERTA, "context_length": 8}, "text_head": "top"},
+    "gpo": {"pool": "gpo"},
+    "gpo timm": {"vision_cfg": hub_kinds.TIMM, "image_head": "top", "pool": "gpo"},
 }
 
 
 def config_of(kind: str) -> dict:
     model, tower = mini_config(), copy.deepcopy(TOWERS[kind])
-    model["pcmepp_cfg"] |= {key: tower.pop(key) for key in ("image_head", "text_head") if key in tower}
+    model["pcmepp_cfg"] |= {key: tower.pop(key) for key in ("image_head", "text_head", "pool") if key in tower}
     return model | tower
 
 
@@ -130,6 +133,8 @@ REFUSED = {
     "no patches": ("vit", "patch_size", None, "patch_size must be a whole number"),
     "a text model of others": ("roberta", "hf_model_name", "evil/x", "names another model, 'evil/x'"),
     "no text model": ("roberta", "hf_model_name", "", "must name a model"),
+    "no tokens for GPO": ("gpo", "layers", [1, 1, 1, 1], "needs a tower with tokens, and a ResNet has none"),
+    "an image of many tokens for GPO": ("gpo", "image_size", 256, "lengths up to 4097 tokens in GPO are too much"),
     "a long text": ("roberta", "context_length", 600, "at most 512, not 600"),
     "a broken pooler": ("roberta", "hf_pooler_type", "max_pooler", "hf_pooler_type must be one of"),
 }
@@ -141,6 +146,13 @@ def test_what_cannot_be_built_or_is_not_safe_is_refused(kind, key, value, words)
     config = changed(kind, [((("model_cfg", block), key), value)])
     with pytest.raises(ConfigRefused, match=words):
         check_config(config, kind)
+
+
+def test_a_trunk_with_a_map_has_no_tokens_for_gpo():
+    vision = {"timm_model_name": "fastvit_mci0", "timm_pool": "avg", "timm_proj": None, "image_size": 64}
+    config = changed("gpo timm", [((("model_cfg",), "vision_cfg"), vision)])
+    with pytest.raises(ConfigRefused, match="vision_cfg has no tokens that GPO could pool: set"):
+        check_config(config, "map")
 
 
 @pytest.mark.parametrize("name", ["EVA02-E-14-plus", "PE-Core-bigG-14-448", "mt5-xl-ViT-H-14", "ViT-bigG-14"])

@@ -46,6 +46,7 @@ def cases():
         ("siglip", SIGLIP_WEIGHTS, "csd"),
         ("decoupled", WEIGHTS, "csd"),
         ("decoupled", WEIGHTS, "wasserstein"),
+        ("gpo", WEIGHTS, "csd"),
     ):
         for world, accum in ((1, 1), (2, 2), (3, 1), (4, 1)):
             name = f"{form}-{distance}-w{world}-k{accum}"

@@ -99,7 +99,7 @@ def _check(config: Any) -> None:
 
 def _check_together(model: dict, vision: CLIPVisionCfg, text: CLIPTextCfg, cfg: PCMEppCfg) -> None:
     custom_text = bool(model.get("custom_text") or text.hf_model_name)
-    check_towers(vision, text, cfg.heads, cfg.head_layers, custom_text)
+    check_towers(vision, text, cfg.heads, cfg.head_layers, custom_text, cfg.pool)
     if model.get("quick_gelu") and (vision.act_kwargs or text.act_kwargs):
         raise ValueError("act_kwargs are for GELU, which a model with quick_gelu does not have.")
     if cfg.match_logit == "siglip" and model.get("init_logit_bias") is None:
@@ -107,8 +107,11 @@ def _check_together(model: dict, vision: CLIPVisionCfg, text: CLIPTextCfg, cfg: 
     embed_dim = model["embed_dim"]
     image_size = check_vision(vision, model["vision_cfg"], embed_dim)
     text_size = check_text(text, model["text_cfg"], embed_dim)
-    parameters = image_size.with_branch(cfg.image_head, cfg.head_layers, embed_dim)
-    parameters += text_size.with_branch(cfg.text_head, cfg.head_layers, embed_dim)
+    if cfg.pool == "gpo":
+        for size, name in ((image_size, "vision_cfg"), (text_size, "text_cfg")):
+            size.check_gpo(name, embed_dim)
+    parameters = image_size.with_branch(cfg.image_head, cfg.head_layers, embed_dim, cfg.pool)
+    parameters += text_size.with_branch(cfg.text_head, cfg.head_layers, embed_dim, cfg.pool)
     if not parameters <= MAX_PARAMETERS:
         raise ValueError(
             f"it would have about {parameters:.2g} parameters, more than the {MAX_PARAMETERS:.0e} allowed."

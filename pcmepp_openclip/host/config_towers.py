@@ -16,12 +16,13 @@ from open_clip import factory
 from open_clip.model import CLIPTextCfg, CLIPVisionCfg, _build_vision_tower
 
 from .config_values import TOKENIZER_KEYS, check_count, check_keys, check_value, is_whole, pair
-from .towers import set_image_size
+from .towers import has_tokens, set_image_size
 
 MAX_SIDE_PIXELS = 2048  # of open_clip's own transformer
 MAX_SIDE_PIXELS_OTHERS = 1024  # of a ResNet or a tower from timm; open_clip's largest has 512
 MAX_PATCHES = 2**14
 MAX_ACTIVATIONS = 2**28  # numbers that one block makes of one image or text
+GPO_STATES = 64  # numbers, in both directions
 HUGGING_FACE_TOKENS = 512  # that RoBERTa, the shortest of them, has positions for
 HUGGING_FACE_WIDTH = 2048  # of the widest of them, mT5-XL
 PARTS = {"act_kwargs": ("approximate",), "norm_kwargs": ("eps",), "tokenizer_kwargs": TOKENIZER_KEYS}
@@ -34,19 +35,31 @@ class TowerSize(NamedTuple):
     Arguments:
         parameters: how many there are, about.
         width: channels of its tokens.
+        tokens: how many it has, at most; 0 where it has a feature map.
         block: parameters of a block of the branch, where it can leave the tower before its last blocks.
     """
 
     parameters: float
     width: int
+    tokens: int
     block: float = 0.0
 
-    def with_branch(self, head: str, layers: int, embed_dim: int) -> float:
-        """Parameters, about, with a branch of so many blocks at that place, "split" or "top"."""
+    def with_branch(self, head: str, layers: int, embed_dim: int, pool: str) -> float:
+        """Parameters, about, with a branch of so many blocks at that place, "split" or "top", pooled like that."""
+        if pool == "gpo":
+            return self.parameters + layers * max(self.block, 12 * self.width**2) + 2 * (self.width + 2) * embed_dim
         if head == "split":
             return self.parameters + layers * self.block + (self.width + 1) * embed_dim
         each = embed_dim * (10 * embed_dim + 2 * self.width + 16)
         return self.parameters + layers * each + embed_dim * (embed_dim + 2) + 2 * self.width
+
+    def check_gpo(self, name: str, embed_dim: int) -> None:
+        """ValueError if the tokens are none, or too many, to be pooled by GPO, which has a state for each pair of a
+        length and a rank."""
+        if not self.tokens:
+            raise ValueError(f"{name} has no tokens that GPO could pool: set pcmepp_cfg.pool to 'tower'.")
+        _check_activations(4 * self.tokens * embed_dim, name, f"{self.tokens} tokens of width {embed_dim} in GPO")
+        _check_activations(2 * GPO_STATES * self.tokens**2, name, f"lengths up to {self.tokens} tokens in GPO")
 
 
 def parse_tower(block: Any, kind: type, name: str) -> Any:
@@ -130,13 +143,13 @@ def _check_vit(cfg: Any, sides: list[int], embed_dim: int) -> TowerSize:
     )
     parameters = cfg.layers * _block(cfg) + cfg.width * (3 * cfg.patch_size**2 + patches + 8)
     if not cfg.attentional_pool:
-        return TowerSize(parameters + (cfg.width + 1) * embed_dim, cfg.width, _block(cfg))
+        return TowerSize(parameters + (cfg.width + 1) * embed_dim, cfg.width, patches + 1, _block(cfg))
     if embed_dim % cfg.attn_pooler_heads:
         raise ValueError(f"embed_dim {embed_dim} is not a multiple of vision_cfg.attn_pooler_heads.")
     queries = cfg.attn_pooler_queries
     _check_activations(4 * queries * embed_dim, "vision_cfg", f"{queries} queries of width {embed_dim}")
     parameters += embed_dim * (3 * embed_dim + 2 * cfg.width + queries + 8)
-    return TowerSize(parameters, cfg.width, _block(cfg))
+    return TowerSize(parameters, cfg.width, patches + 1, _block(cfg))
 
 
 def _check_resnet(cfg: Any, embed_dim: int) -> TowerSize:
@@ -150,7 +163,7 @@ def _check_resnet(cfg: Any, embed_dim: int) -> TowerSize:
     for number, layers in enumerate(cfg.layers):
         planes = cfg.width * 2**number
         parameters += layers * (17 * planes**2 + 24 * planes) + 12 * planes**2  # the first one also changes the width
-    return TowerSize(parameters, width)
+    return TowerSize(parameters, width, tokens=0)
 
 
 @functools.lru_cache(maxsize=256)
@@ -162,12 +175,14 @@ def _timm_size(vision_json: str, embed_dim: int) -> TowerSize:
         with torch.device("meta"), torch.inference_mode():
             tower = _build_vision_tower(embed_dim, cfg).eval()
             set_image_size(tower)
-            shape = tower(torch.zeros(1, 3, *tower.image_size)).shape
+            image = torch.zeros(1, 3, *tower.image_size)
+            shape = tower(image).shape
+            tokens = tower.trunk.forward_features(image).shape[1] if has_tokens(tower) else 0
     except Exception as error:  # whatever timm makes of values that do not go together
         raise ValueError(f"{name} does not go with the other values of vision_cfg ({type(error).__name__}).") from None
     if tuple(shape) != (1, embed_dim):
         raise ValueError(f"{name} gives {list(shape)[1:]}, not the embed_dim {embed_dim}: set vision_cfg.timm_proj.")
-    return TowerSize(sum(parameter.numel() for parameter in tower.parameters()), tower.trunk.num_features)
+    return TowerSize(sum(parameter.numel() for parameter in tower.parameters()), tower.trunk.num_features, tokens)
 
 
 # Text towers.
@@ -186,7 +201,7 @@ def check_text(cfg: CLIPTextCfg, block: dict, embed_dim: int) -> TowerSize:
                 f"text_cfg.context_length of a Hugging Face model must be at most {HUGGING_FACE_TOKENS}, "
                 f"not {cfg.context_length}."
             )
-        return TowerSize(2 * HUGGING_FACE_WIDTH * embed_dim, HUGGING_FACE_WIDTH)
+        return TowerSize(2 * HUGGING_FACE_WIDTH * embed_dim, HUGGING_FACE_WIDTH, cfg.context_length)
     if cfg.width % cfg.heads:
         raise ValueError(f"text_cfg.width {cfg.width} is not a multiple of heads {cfg.heads}.")
     if cfg.proj_type == "none" and cfg.width != embed_dim:
@@ -196,7 +211,7 @@ def check_text(cfg: CLIPTextCfg, block: dict, embed_dim: int) -> TowerSize:
     if cfg.embed_cls:  # its mask is one of each text and head
         _check_activations(cfg.heads * (tokens + 1) ** 2, "text_cfg", f"masks of {tokens} tokens for {cfg.heads} heads")
     parameters = cfg.layers * _block(cfg) + cfg.width * (cfg.vocab_size + tokens + 8) + (cfg.width + 1) * embed_dim
-    return TowerSize(parameters, cfg.width, _block(cfg))
+    return TowerSize(parameters, cfg.width, tokens + cfg.embed_cls, _block(cfg))
 
 
 def _block(cfg: Any) -> float:

@@ -43,6 +43,7 @@ RANGES = {  # numbers, from and to
     "init_logit_scale": (-20, 20),
     "init_logit_bias": (-1e4, 1e4),
     "init_logvar_bias": (-80, 80),
+    "image_token_augment": (0, 0.99),
     "init_match_scale": (1e-6, 1e6),
     "init_match_shift": (-1e6, 1e6),
     "timm_drop": (0, 1),

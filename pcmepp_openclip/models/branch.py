@@ -22,12 +22,12 @@ class Branch:
     def __init__(self, tower: Tower, cfg: PCMEppCfg):
         self.tower, self.cfg = tower, cfg
 
-    def build(self, embed_dim: int, new_blocks: Callable[[], Any]) -> None:
+    def build(self, embed_dim: int, new_blocks: Callable[..., Any]) -> None:
         """Add the tensors of the branch to the tower.
 
         Arguments:
             new_blocks: makes a new transformer of `head_layers` blocks, of the kind that the tower has, if it is one of
-                open_clip's own.
+                open_clip's own; with `size`, the width and the number of heads, one of plain blocks.
         """
         raise NotImplementedError
 
@@ -54,7 +54,7 @@ class Branch:
         raise NotImplementedError
 
     def mean(self, tokens: Tokens) -> Tensor:
-        """What the stock tower returns, [N, D]."""
+        """What the stock tower returns, or GPO of its tokens, [N, D]."""
         raise NotImplementedError
 
     def logvar(self, tokens: Tokens) -> Tensor:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..host import weights
 from ..system import files
-from .pcmepp import is_pcmepp_parameter
+from .pcmepp import is_gpo_mean, is_pcmepp_parameter
 
 
 def main(argv: list[str]) -> None:
@@ -44,6 +44,8 @@ def to_clip(source: Path, target: Path) -> tuple[list[str], list[str]]:
     dropped = [name for name in state_dict if is_pcmepp_parameter(name)]
     if not dropped:
         raise ValueError(f"{source} has no log-variance branch: it is not a PCME++ checkpoint.")
+    if any(map(is_gpo_mean, state_dict)):
+        raise ValueError(f"{source} pools its means by GPO, which no plain open_clip model does: keep it as it is.")
     kept = {name: tensor.contiguous() for name, tensor in state_dict.items() if not is_pcmepp_parameter(name)}
     files.save_tensors(kept, target)
     return list(kept), dropped

@@ -1,6 +1,7 @@
 """The probabilistic CLIP: open_clip's models with a second branch in each tower that gives a log-variance."""
 
 import functools
+import inspect
 from typing import Any
 
 import torch
@@ -12,14 +13,21 @@ from ..gaussian import Gaussian
 from ..host import towers as host
 from .branch import Branch
 from .cached import CachedTokens
+from .dropping import kept_tokens
 from .labelled import LabelledImages
 from .lora import add_lora
+from .pooled import MEAN, SplitGPOBranch, TopGPOBranch
 from .split import SplitBranch
 from .top import TopBranch
 
 MIN_MATCH_SCALE = 1e-2
-BRANCHES: dict[str, type[Branch]] = {"split": SplitBranch, "top": TopBranch}
-"""The places of a log-variance branch, by the name that `image_head` and `text_head` of a config give them."""
+BRANCHES: dict[tuple[str, str], type[Branch]] = {
+    ("split", "tower"): SplitBranch,
+    ("top", "tower"): TopBranch,
+    ("split", "gpo"): SplitGPOBranch,
+    ("top", "gpo"): TopGPOBranch,
+}
+"""The kinds of branches, by their place (`image_head`, `text_head` of a config) and by what pools (`pool`)."""
 
 
 class ProbabilisticModel(nn.Module):
@@ -27,7 +35,7 @@ class ProbabilisticModel(nn.Module):
 
     The mean is open_clip's own: same tensors, same names, same output. The log-variance comes from a branch of each
     tower (`image_branch`, `text_branch`), which leaves it before its last blocks (`split`) or reads the tokens that it
-    pools (`top`).
+    pools (`top`). With `pool` "gpo" both are pooled from all tokens by GPO (see `pooled`), and the mean is that one.
 
     Arguments:
         pcmepp_cfg: the config's block of that name, see `PCMEppCfg`. All others are open_clip's.
@@ -39,7 +47,8 @@ class ProbabilisticModel(nn.Module):
         shift [1]: b of the matching logit, free in sign. Only this one exists where `match_logit` is "tied", and is
             b - 2a there; neither exists where it is "siglip".
         The branches, see `is_pcmepp_parameter`: split off, `uncertainty_transformer.*`, a projection and, unless
-            `init_logvar_bias` is null, a bias; on top, `uncertainty_head.*`.
+            `init_logvar_bias` is null, a bias; on top, `uncertainty_head.*`. With GPO, `gpo_mean.*` and
+            `uncertainty_gpo.*` of each tower in place of its projections.
 
     `encode_image`, `encode_text` and, without `output_dict`, `forward` return what open_clip's models return, and
     compute the mean branch only. With `output_dict`, `forward` returns what `PCMEppLoss` takes: CLIP's entries,
@@ -80,7 +89,7 @@ class ProbabilisticModel(nn.Module):
     ):
         cfg = PCMEppCfg.parse(pcmepp_cfg)
         host.check_towers(
-            vision_cfg, text_cfg, cfg.heads, cfg.head_layers, custom_text=isinstance(self, host.CustomTextCLIP)
+            vision_cfg, text_cfg, cfg.heads, cfg.head_layers, isinstance(self, host.CustomTextCLIP), cfg.pool
         )
         if cfg.match_logit == "siglip" and clip_kwargs.get("init_logit_bias") is None:
             raise ValueError("pcmepp_cfg.match_logit 'siglip' needs a model with a logit bias: set init_logit_bias.")
@@ -99,11 +108,13 @@ class ProbabilisticModel(nn.Module):
 
     @property
     def image_branch(self) -> Branch:
-        return BRANCHES[self.pcmepp_cfg.image_head](host.image_tower(self), self.pcmepp_cfg)
+        cfg = self.pcmepp_cfg
+        return BRANCHES[cfg.image_head, cfg.pool](host.image_tower(self), cfg)
 
     @property
     def text_branch(self) -> Branch:
-        return BRANCHES[self.pcmepp_cfg.text_head](host.text_tower(self), self.pcmepp_cfg)
+        cfg = self.pcmepp_cfg
+        return BRANCHES[cfg.text_head, cfg.pool](host.text_tower(self), cfg)
 
     @property
     def match_scale(self) -> Tensor:
@@ -134,8 +145,11 @@ class ProbabilisticModel(nn.Module):
         return F.normalize(mean_ND, dim=-1) if normalize else mean_ND
 
     def encode_image_gaussian(self, image: Tensor | CachedTokens | LabelledImages) -> Gaussian:
-        """Images [N, 3, height, width] to Gaussians with l2-normalised means."""
-        return self._gaussian(self.image_branch, image.image_NCHW if isinstance(image, LabelledImages) else image)
+        """Images [N, 3, height, width] to Gaussians with l2-normalised means. In training, `image_token_augment` drops
+        tokens of images that come with a `token_seed_N`."""
+        if not isinstance(image, LabelledImages):
+            return self._gaussian(self.image_branch, image)
+        return self._gaussian(self.image_branch, image.image_NCHW, image.token_seed_N)
 
     def encode_text_gaussian(self, text: Tensor | CachedTokens) -> Gaussian:
         """Token ids [N, L], L at most the context length, to Gaussians with l2-normalised means."""
@@ -145,13 +159,15 @@ class ProbabilisticModel(nn.Module):
         branch.tower.check(batch)
         return branch.mean(branch.tokens(batch))
 
-    def _gaussian(self, branch: Branch, batch: Tensor | CachedTokens) -> Gaussian:
+    def _gaussian(self, branch: Branch, batch: Tensor | CachedTokens, token_seed_N: Tensor | None = None) -> Gaussian:
         if isinstance(batch, CachedTokens):
             tokens = host.Tokens(batch.x_NLC.to(branch.dtype), batch.text_NL)
             return Gaussian(batch.mean_ND, branch.logvar(tokens))
         branch.tower.check(batch)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.head_only):
             tokens = branch.tokens(batch)
+            if token_seed_N is not None and self.training and (p := self.pcmepp_cfg.image_token_augment):
+                tokens = tokens._replace(kept_NL=kept_tokens(token_seed_N, tokens.x_NLC.shape[1], p))
             mean_ND = F.normalize(branch.mean(tokens), dim=-1)
         if self.pcmepp_cfg.train_means_by == "contrastive":  # nothing of the tower learns from its log-variances
             tokens = tokens._replace(x_NLC=tokens.x_NLC.detach())
@@ -193,26 +209,35 @@ class ProbabilisticModel(nn.Module):
         if text is not None:
             self.text_branch.tower.check(text)
             padded = F.pad(text, (0, max(0, self.context_length - text.shape[1])))  # open_clip takes full texts only
+        stock = super().forward_intermediates  # type: ignore[misc]
         with _tokens_seen(self.image_branch) as image_seen, _tokens_seen(self.text_branch) as text_seen:
-            out = super().forward_intermediates(image, padded, *args, **kwargs)  # type: ignore[misc]
+            out = stock(image, padded, *args, **kwargs)
         if text is not None:
             out["text_intermediates"] = [x_NLC[:, : text.shape[1]] for x_NLC in out["text_intermediates"]]
+        tokens: dict[str, tuple[Branch, host.Tokens]] = {}
         if image is not None and "image_features" in out:
             if not isinstance(self.image_branch, SplitBranch):
-                out["image_logvar"] = self.image_branch.logvar(self.image_branch.tokens(image))
+                tokens["image"] = self.image_branch, self.image_branch.tokens(image)
             elif image_seen:  # not if it was to stop early
-                out["image_logvar"] = self.image_branch.logvar(host.Tokens(image_seen[-1]))
+                tokens["image"] = self.image_branch, host.Tokens(image_seen[-1])
         if text is not None and "text_features" in out:
             if not isinstance(self.text_branch, SplitBranch):
-                out["text_logvar"] = self.text_branch.logvar(self.text_branch.tokens(text))
+                tokens["text"] = self.text_branch, self.text_branch.tokens(text)
             else:
                 cut = self.context_length - text.shape[1]
                 x_NLC = text_seen[-1][:, :-cut] if cut else text_seen[-1]
-                out["text_logvar"] = self.text_branch.logvar(host.Tokens(x_NLC, text))
+                tokens["text"] = self.text_branch, host.Tokens(x_NLC, text)
+        given = inspect.signature(stock).bind(image, padded, *args, **kwargs).arguments
+        for name, (branch, read) in tokens.items():
+            out[f"{name}_logvar"] = branch.logvar(read)
+            if self.pcmepp_cfg.pool == "gpo":  # where open_clip has returned what the rest of its tower pools
+                mean_ND = branch.mean(read)
+                out[f"{name}_features"] = F.normalize(mean_ND, dim=-1) if given.get("normalize", True) else mean_ND
         return out
 
     def lock_image_tower(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
-        super().lock_image_tower(unlocked_groups, freeze_bn_stats)  # type: ignore[misc]
+        with self.image_branch.tower.lockable():
+            super().lock_image_tower(unlocked_groups, freeze_bn_stats)  # type: ignore[misc]
         for name, parameter in self.visual.named_parameters():
             if is_pcmepp_parameter(name):
                 parameter.requires_grad = True
@@ -227,7 +252,11 @@ class ProbabilisticModel(nn.Module):
 
     def freeze_towers(self) -> None:
         """Train the log-variance branches and a, b alone. Everything else stays as it is, also in training mode: batch
-        norms keep their statistics, nothing is dropped, and no graph is recorded."""
+        norms keep their statistics, nothing is dropped, and no graph is recorded. ValueError for a model with GPO."""
+        if self.pcmepp_cfg.pool == "gpo":
+            raise ValueError(
+                "Towers cannot be frozen with pcmepp_cfg.pool 'gpo': the pooling of the means is untrained."
+            )
         self.head_only = True
         trained = ("logit_scale", "logit_bias") if self.pcmepp_cfg.match_logit == "siglip" else ()
         for name, parameter in self.named_parameters():
@@ -298,7 +327,12 @@ class PCMEppCustomTextCLIP(ProbabilisticModel, host.CustomTextCLIP):
 
 def is_pcmepp_parameter(name: str) -> bool:
     """Whether a tensor of that name is PCME++'s own, not the plain model's."""
-    return "uncertainty_" in name or name in ("negative_scale", "shift")
+    return "uncertainty_" in name or is_gpo_mean(name) or name in ("negative_scale", "shift")
+
+
+def is_gpo_mean(name: str) -> bool:
+    """Whether a tensor of that name is of the pooling of the means by GPO."""
+    return f"{MEAN}." in name
 
 
 def _tokens_seen(branch: Branch) -> Any:

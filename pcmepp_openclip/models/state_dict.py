@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-from .pcmepp import is_pcmepp_parameter
+from .pcmepp import is_gpo_mean, is_pcmepp_parameter
 
 MATCH_SCALARS = ("negative_scale", "shift")  # a and b of the matching logit
 
@@ -16,11 +16,16 @@ def reconcile_state_dict(model: Any, state_dict: dict) -> dict:
     """A state dict that `model` loads strictly, or a ValueError in one sentence.
 
     A file without any log-variance tensor is a plain model: the mean branch takes its weights, the log-variance
-    branch keeps its random ones, and one log line says so. A file with some of them is damaged or of another
+    branch, and GPO of the means, keep their random ones, and one log line says so. With GPO, the file's pooling and
+    projection, of any embedding dimension, are left out. A file with some of them is damaged or of another
     architecture, or its branch begins at the other place; it is never loaded in part. The two scalars of the matching
     logit are the exception: where the file has another `match_logit`, the model keeps its own, and the log says so.
     """
     own = model.state_dict()
+    _check_pool(model.pcmepp_cfg.pool, state_dict)
+    if model.pcmepp_cfg.pool == "gpo":
+        dropped = (*model.image_branch.tower.pooling, *model.text_branch.tower.pooling)
+        state_dict = {name: tensor for name, tensor in state_dict.items() if not name.startswith(dropped)}
     missing = [name for name in own if name not in state_dict and name != "logit_bias"]  # open_clip adds that one
     unknown = [name for name in state_dict if name not in own]
     if len(missing) == len(own):
@@ -52,12 +57,20 @@ def reconcile_state_dict(model: Any, state_dict: dict) -> dict:
     model.fresh_logvar = bool(sigma_missing)
     if sigma_missing:
         logging.info(
-            "Warm start: the mean branch takes the weights of a plain model; the log-variance branch (%d tensors) "
+            "Warm start: the mean branch takes the weights of a plain model; the log-variance branch%s (%d tensors) "
             "is untrained.",
+            " and the pooling of the means" if model.pcmepp_cfg.pool == "gpo" else "",
             len(sigma_missing),
         )
         state_dict = {**state_dict, **{name: own[name] for name in sigma_missing}}
     return state_dict
+
+
+def _check_pool(pool: str, state_dict: dict) -> None:
+    """ValueError if the file is of a PCME++ model that pools otherwise."""
+    theirs = "gpo" if any(map(is_gpo_mean, state_dict)) else "tower"
+    if theirs != pool and any(map(is_pcmepp_parameter, state_dict)):
+        raise ValueError(f"its means are pooled otherwise: set pcmepp_cfg.pool to '{theirs}'.")
 
 
 def _check_places(own: dict, state_dict: dict) -> None:

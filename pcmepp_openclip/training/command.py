@@ -59,6 +59,11 @@ OVERRIDES = {  # flag: (key of pcmepp_cfg, type, help)
     "--pcme-samples": ("pcme_samples", int, "samples of each Gaussian in PCME's loss"),
     "--init-match-scale": ("init_match_scale", float, "initial value of a in the matching logit -a d + b"),
     "--init-match-shift": ("init_match_shift", float, "initial value of b in the matching logit -a d + b"),
+    "--image-token-augment": (
+        "image_token_augment",
+        float,
+        "with GPO: drop tokens of an image with a probability of up to this in training (0.2 in the paper)",
+    ),
     "--init-logvar-bias": ("init_logvar_bias", float, "initial value of the bias on the log-variances"),
 }
 
@@ -287,6 +292,10 @@ def check_head_only(args: argparse.Namespace, data_flags: data.DataFlags) -> Non
     if args.pcmepp_cfg is None:
         raise ValueError(f"--head-only trains a log-variance branch, which {args.model} lacks: choose a PCMEpp model.")
     flags.check_for_head_only(args)
+    if PCMEppCfg.parse(args.pcmepp_cfg).pool == "gpo":
+        raise ValueError(
+            f"--head-only keeps the means, whose pooling by GPO {args.model} has to train: drop --head-only."
+        )
     weights = loss_weights(PCMEppCfg.parse(args.pcmepp_cfg).weights)
     if not any(weight for name, weight in weights.items() if name not in ("contrastive", "triplet")):
         raise ValueError(

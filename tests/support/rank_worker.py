@@ -29,6 +29,7 @@ CFG = {
 FORMS = {  # what differs from CFG
     "paper": {},
     "siglip": {"match_logit": "siglip", "reduction": "sum"},
+    "gpo": {"pool": "gpo"},
     "decoupled": {"train_means_by": "contrastive", "match_logit": "tied", "match_ratio": 0.4},
 }
 

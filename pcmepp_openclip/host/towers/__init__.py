@@ -20,7 +20,7 @@ from .config import check_towers, config_as_built, default_heads, embedding_dim,
 from .huggingface import HuggingFaceTower
 from .resnet import ResNetTower
 from .text import ClipTextTower, CustomTextTower
-from .timm import TimmTower, set_image_size, take_size_of
+from .timm import TimmTower, has_tokens, set_image_size, take_size_of
 from .vit import VisionTransformerTower
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "default_heads",
     "embedding_dim",
     "fit_image_size",
+    "has_tokens",
     "image_blocks",
     "image_tower",
     "outputs_of",

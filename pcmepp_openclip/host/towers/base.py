@@ -3,7 +3,9 @@
 N samples, L tokens, C channels of a tower, D dimensions of an embedding.
 """
 
+import contextlib
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -21,11 +23,13 @@ class Tokens(NamedTuple):
         x_NLC: the tokens, which the branch reads.
         text_NL: the token ids, where the batch is one of texts.
         features: what the tower pools, where that is not `x_NLC`.
+        kept_NL: which tokens are pooled, where some are left out on purpose; None for all that count.
     """
 
     x_NLC: Tensor
     text_NL: Tensor | None = None
     features: Any = None
+    kept_NL: Tensor | None = None
 
 
 class Tower:
@@ -36,9 +40,9 @@ class Tower:
     """
 
     parts: ClassVar[tuple[str, ...]] = ()  # attributes of the model that are used, by their path
-    backbone: ClassVar[
-        tuple[str, ...]
-    ] = ()  # attributes of the holder: all of the tower but its projection, or pooling
+    # Attributes of the holder: all of the tower but its projection, or pooling.
+    backbone: ClassVar[tuple[str, ...]] = ()
+    pooling: ClassVar[tuple[str, ...]] = ()  # how the names of the tensors begin that `drop_pooling` removes
 
     def __init__(self, model: Any):
         self.model = model
@@ -86,6 +90,21 @@ class Tower:
     def valid(self, tokens: Tokens) -> Tensor | None:
         """Which tokens count, [N, L] of booleans, or None for all."""
         return None
+
+    # Where the model pools the tokens itself.
+
+    def drop_pooling(self) -> None:
+        """Remove the tower's own pooling and projection, which no output depends on then. ValueError if the tower has
+        no tokens to pool."""
+        raise NotImplementedError
+
+    def normed(self, x_NLC: Tensor) -> Tensor:
+        """Tokens of the last block, with the norm that is left of the tower's pooling."""
+        return x_NLC
+
+    def lockable(self) -> AbstractContextManager:
+        """A context in which open_clip's `lock_image_tower` finds all that it looks for."""
+        return contextlib.nullcontext()
 
     # Of text towers only.
 

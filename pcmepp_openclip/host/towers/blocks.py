@@ -49,18 +49,42 @@ def parts_of(block: Any) -> BlockParts | None:
     return BlockParts(block.ln_1, block.attn, block.ls_1, block.ln_2, block.mlp, block.ls_2)
 
 
-def image_blocks(vision_cfg: Any, layers: int, quick_gelu: bool, cast_dtype: torch.dtype | None) -> Any:
-    """An untrained transformer of `layers` blocks, of the kind that the image tower of that config has."""
+def image_blocks(
+    vision_cfg: Any,
+    layers: int,
+    quick_gelu: bool,
+    cast_dtype: torch.dtype | None,
+    size: tuple[int, int] | None = None,
+) -> Any:
+    """An untrained transformer of `layers` blocks, of the kind that the image tower of that config has.
+
+    Arguments:
+        size: width and number of heads, for a tower whose blocks are not open_clip's: the blocks are plain ones then.
+    """
+    if size is not None:
+        return _plain_blocks(size, layers, quick_gelu, cast_dtype)
     cfg = copy.copy(as_cfg(CLIPVisionCfg, vision_cfg, "vision_cfg"))
     cfg.layers, cfg.attentional_pool = layers, False  # only the blocks are kept
     return _build_vision_tower(1, cfg, quick_gelu, cast_dtype).transformer
 
 
-def text_blocks(text_cfg: Any, layers: int, quick_gelu: bool, cast_dtype: torch.dtype | None) -> Any:
+def text_blocks(
+    text_cfg: Any,
+    layers: int,
+    quick_gelu: bool,
+    cast_dtype: torch.dtype | None,
+    size: tuple[int, int] | None = None,
+) -> Any:
     """The same for the text tower."""
+    if size is not None:
+        return _plain_blocks(size, layers, quick_gelu, cast_dtype)
     cfg = copy.copy(as_cfg(CLIPTextCfg, text_cfg, "text_cfg"))
     cfg.layers, cfg.vocab_size, cfg.context_length = layers, 1, 1
     return _build_text_tower(1, cfg, quick_gelu, cast_dtype).transformer
+
+
+def _plain_blocks(size: tuple[int, int], layers: int, quick_gelu: bool, cast_dtype: torch.dtype | None) -> Any:
+    return text_blocks(CLIPTextCfg(width=size[0], heads=size[1]), layers, quick_gelu, cast_dtype)
 
 
 def as_cfg(kind: type, cfg: Any, block: str) -> Any:

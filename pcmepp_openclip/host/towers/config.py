@@ -7,6 +7,7 @@ from open_clip.model import CLIPTextCfg, CLIPVisionCfg
 
 from ..config_values import pair
 from .blocks import as_cfg
+from .resnet import RESNET_HAS_NO_TOKENS
 
 PREPROCESSING = ("mean", "std", "interpolation", "resize_mode", "fill_color")  # the size is the model's own
 
@@ -31,17 +32,25 @@ def default_heads(vision_cfg: Any, text_cfg: Any) -> dict[str, str]:
 
 
 def check_towers(
-    vision_cfg: Any, text_cfg: Any, heads: dict[str, str], head_layers: int, custom_text: bool = False
+    vision_cfg: Any,
+    text_cfg: Any,
+    heads: dict[str, str],
+    head_layers: int,
+    custom_text: bool = False,
+    pool: str = "tower",
 ) -> None:
     """ValueError for an architecture of open_clip's that has no such log-variance branch.
 
     Arguments:
         heads: the place of the branch by `image_head` and `text_head`, "split" or "top".
         custom_text: whether the text tower is a module of its own, as in a CustomTextCLIP.
+        pool: of the means, "tower" or "gpo".
     """
     vision = as_cfg(CLIPVisionCfg, vision_cfg, "vision_cfg")
     text = as_cfg(CLIPTextCfg, text_cfg, "text_cfg")
     reasons = splits(vision, text)
+    if pool == "gpo" and not isinstance(vision.layers, int) and not vision.timm_model_name:
+        raise ValueError(RESNET_HAS_NO_TOKENS)
     for key, reason in reasons.items():
         if heads[key] == "split" and reason is not None:
             raise ValueError(

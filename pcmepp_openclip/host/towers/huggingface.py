@@ -16,6 +16,7 @@ class HuggingFaceTower(Tower):
 
     parts = ("text.transformer", "text.pooler", "text.proj", "text.config.pad_token_id")
     backbone = ("transformer",)
+    pooling = ("text.proj.", "text.transformer.pooler.")
 
     @staticmethod
     def fits(model: Any) -> bool:
@@ -58,6 +59,12 @@ class HuggingFaceTower(Tower):
         text = self.model.text
         assert tokens.text_NL is not None
         return text.proj(text.pooler(tokens.features, (tokens.text_NL != self.pad_id).long()))
+
+    def drop_pooling(self) -> None:
+        text = self.model.text
+        text.proj = nn.Identity()
+        if getattr(text.transformer, "pooler", None) is not None:
+            text.transformer.pooler = None
 
     def lengths(self, text_NL: Tensor) -> Tensor:
         place_L = torch.arange(1, text_NL.shape[1] + 1, device=text_NL.device)

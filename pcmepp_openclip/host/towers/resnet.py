@@ -7,6 +7,8 @@ from torch import Tensor
 
 from .base import ImageTower, Tokens
 
+RESNET_HAS_NO_TOKENS = "pcmepp_cfg.pool 'gpo' needs a tower with tokens, and a ResNet has none: set it to 'tower'."
+
 
 class ResNetTower(ImageTower):
     """Its tokens are the last feature map, flattened, which the tower itself pools by attention."""
@@ -35,6 +37,9 @@ class ResNetTower(ImageTower):
         for layer in (visual.layer1, visual.layer2, visual.layer3, visual.layer4):
             features = layer(features)
         return Tokens(features.flatten(2).transpose(1, 2), features=features)
+
+    def drop_pooling(self) -> None:
+        raise ValueError(RESNET_HAS_NO_TOKENS)
 
     def mean(self, tokens: Tokens) -> Tensor:
         return self.model.visual.attnpool(tokens.features)

@@ -91,6 +91,12 @@ class TextTransformerTower(SplitTower):
             return x_NC
         return projection(x_NC) if isinstance(projection, nn.Linear) else x_NC @ projection
 
+    def drop_pooling(self) -> None:
+        self.holder.text_projection = None
+
+    def normed(self, x_NLC: Tensor) -> Tensor:
+        return self.holder.ln_final(x_NLC)
+
     def mean(self, tokens: Tokens) -> Tensor:
         x_NLC, token_N = tokens.x_NLC, self.token(tokens)
         if token_N is None:
@@ -102,6 +108,7 @@ class ClipTextTower(TextTransformerTower):
     """That of a CLIP, whose parts are attributes of the model itself."""
 
     parts = (*_TEXT_PARTS, "text_pool_type", "text_eos_id")
+    pooling = ("text_projection",)
 
     @staticmethod
     def fits(model: Any) -> bool:
@@ -125,6 +132,7 @@ class CustomTextTower(TextTransformerTower):
 
     parts = tuple(f"text.{part}" for part in (*_TEXT_PARTS, "pool_type", "eos_id", "pad_id", "cls_emb"))
     backbone = (*TextTransformerTower.backbone, "cls_emb")
+    pooling = ("text.text_projection",)
 
     @staticmethod
     def fits(model: Any) -> bool:

@@ -18,6 +18,7 @@ class TimmTower(ImageTower):
         *("visual.head", "visual.image_size"),
     )
     backbone = ("trunk",)
+    pooling = ("visual.head.", *(f"visual.trunk.{part}." for part in ("head", "attn_pool", "fc_norm")))
 
     @staticmethod
     def fits(model: Any) -> bool:
@@ -49,6 +50,23 @@ class TimmTower(ImageTower):
     def mean(self, tokens: Tokens) -> Tensor:
         visual = self.model.visual
         return visual.head(visual.trunk.forward_head(tokens.features))
+
+    def drop_pooling(self) -> None:
+        visual = self.model.visual
+        if not has_tokens(visual):
+            raise ValueError(
+                f"pcmepp_cfg.pool 'gpo' needs a tower with tokens, and {type(visual.trunk).__name__} of timm has none: "
+                "set it to 'tower'."
+            )
+        visual.trunk.reset_classifier(0, "")
+        visual.head = nn.Sequential()
+        if isinstance(getattr(visual.trunk, "fc_norm", None), nn.Module):
+            visual.trunk.fc_norm = nn.Identity()
+
+
+def has_tokens(visual: Any) -> bool:
+    """Whether a trunk is a transformer over tokens, not over maps."""
+    return hasattr(visual.trunk, "num_prefix_tokens")
 
 
 def set_image_size(visual: Any) -> None:

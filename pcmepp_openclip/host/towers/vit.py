@@ -1,9 +1,12 @@
 """open_clip's own image transformer."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
+import torch
 from open_clip.transformer import VisionTransformer
-from torch import Tensor
+from torch import Tensor, nn
 
 from .base import AVERAGE, Average, ImageTower, SplitTower, Tokens
 from .blocks import PARTS
@@ -17,6 +20,7 @@ class VisionTransformerTower(ImageTower, SplitTower):
         *("conv1", "class_embedding", "positional_embedding", "ln_pre"),
         *("transformer", "attn_pool", "ln_post"),
     )
+    pooling = ("visual.proj", "visual.ln_post.", "visual.attn_pool.")
     parts = (
         *("visual.transformer.resblocks", "visual.transformer.grad_checkpointing", "visual.transformer.width"),
         *("visual.proj", "visual.image_size", "visual.conv1.weight"),
@@ -50,3 +54,17 @@ class VisionTransformerTower(ImageTower, SplitTower):
 
     def mean(self, tokens: Tokens) -> Tensor:
         return self.pool(tokens.x_NLC)
+
+    def drop_pooling(self) -> None:
+        visual = self.model.visual
+        visual.proj = visual.attn_pool = None
+        visual.ln_post = nn.Identity()
+
+    @contextlib.contextmanager
+    def lockable(self) -> Iterator[None]:
+        visual, dropped = self.model.visual, self.model.visual.proj is None
+        if dropped:
+            visual.proj = nn.Parameter(torch.empty(0))  # it lists the projection among what may stay unlocked
+        yield
+        if dropped:
+            visual.proj = None

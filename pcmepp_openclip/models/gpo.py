@@ -1,0 +1,150 @@
+"""The generalized pooling operator of VSE-infinity (GPO; Chen et al., CVPR 2021): learned weights for sorted features.
+
+Each channel of a sample's features is sorted in descending order, and the weight of rank k among l features pools it.
+Equal weights are the average, a weight of 1 for the first rank is the maximum:
+
+    pooled_d = sum_k w_k(l) f_(k)d        f_(1)d >= f_(2)d >= ... >= f_(l)d
+
+    w(l) = softmax_k(s_k / 0.1)           s_k = v . (forward_k + backward_k) / 2
+
+where forward and backward are the states of a GRU that reads the ranks 1 to l, as sinusoids, in both directions.
+
+The weights depend on the number of features and on nothing else of a sample. So the GRU reads one sequence per length,
+not one per sample: a single one where all samples have the same number, as images do, and else one for each length that
+occurs. On a GPU it is one for every length up to the longest: to know which ones occur, the GPU would have to be waited
+for, and more sequences take it no more steps.
+
+P is the width of a sinusoid, K the number of ranks, U that of different lengths.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from ..gaussian import full_precision
+from .branch import new_bias
+
+TEMPERATURE = 0.1
+
+
+class GPO(nn.Module):
+    """Features [N, L, D] to one per sample, [N, D], in fp32 under any precision.
+
+    Arguments:
+        position_width: P.
+        hidden_width: of the GRU's states.
+    """
+
+    def __init__(self, position_width: int = 32, hidden_width: int = 32):
+        super().__init__()
+        self.gru = nn.GRU(position_width, hidden_width, batch_first=True, bidirectional=True)
+        self.score = nn.Linear(hidden_width, 1, bias=False)  # a bias would change no weight
+
+    def forward(self, x_NLD: Tensor, valid_NL: Tensor | None = None) -> Tensor:
+        """The pooled features, [N, D].
+
+        Arguments:
+            valid_NL: which features count, at any places, or None for all. A sample without any is pooled to 0.
+        """
+        with full_precision(x_NLD):
+            x_NDL = x_NLD.transpose(1, 2).contiguous()  # sorting along the last dimension takes half the time
+            if valid_NL is None:
+                weight_NL = self.weights(x_NDL.shape[2]).expand(x_NDL.shape[0], -1)
+                sorted_NDL = x_NDL.sort(dim=2, descending=True).values
+            else:
+                length_N = valid_NL.sum(dim=1)
+                weight_NL = self.weights_of(length_N, x_NDL.shape[2])
+                sorted_NDL = x_NDL.masked_fill(~valid_NL[:, None], -torch.inf).sort(dim=2, descending=True).values
+                sorted_NDL = sorted_NDL.masked_fill(_beyond(length_N, x_NDL.shape[2])[:, None], 0)
+            return (sorted_NDL.float() @ weight_NL[..., None]).squeeze(2)
+
+    @torch.compiler.disable  # torch does not compile a GRU
+    def weights(self, length: int) -> Tensor:
+        """The weights of so many ranks, [K]."""
+        return self._weight_table(torch.tensor([length]), length).squeeze(0)
+
+    @torch.compiler.disable
+    def weights_of(self, length_N: Tensor, longest: int) -> Tensor:
+        """The weights of samples with so many features, [N, K], which are 0 beyond these."""
+        length_N = length_N.clamp(min=1)  # the weights of no features do not matter
+        known = length_N.is_cpu and not _is_traced()
+        length_U = length_N.unique() if known else torch.arange(1, longest + 1)
+        place_N = torch.searchsorted(length_U.to(length_N.device), length_N)
+        return self._weight_table(length_U, longest)[place_N]
+
+    def _weight_table(self, length_U: Tensor, longest: int) -> Tensor:
+        """The weights of each length, [U, K]; the lengths are in ascending order and on the CPU."""
+        gru = {name: parameter.float() for name, parameter in self.gru.named_parameters()}
+        states = self._step_by_step if _is_traced() else self._packed
+        forward_UKH, backward_UKH = states(gru, self._positions(longest), length_U).chunk(2, dim=-1)
+        score_UK = F.linear((forward_UKH + backward_UKH) / 2, self.score.weight.float()).squeeze(-1) / TEMPERATURE
+        beyond_UK = _beyond(length_U.to(score_UK.device), longest)
+        return score_UK.masked_fill(beyond_UK, -torch.inf).softmax(dim=1)
+
+    def _packed(self, gru: dict[str, Tensor], position_KP: Tensor, length_U: Tensor) -> Tensor:
+        """The states for each length and rank, [U, K, 2 H]: forward, then backward."""
+        position_UKP = position_KP.expand(len(length_U), -1, -1)
+        packed = pack_padded_sequence(position_UKP, length_U.flip(0), batch_first=True)  # descending, as it wants them
+        if self.gru.weight_hh_l0.dtype == torch.float32:
+            out, _ = self.gru(packed)
+        else:  # no GRU in half precision
+            out, _ = functional_call(self.gru, gru, (packed,))
+        return pad_packed_sequence(out, batch_first=True, total_length=len(position_KP))[0].flip(0)
+
+    def _step_by_step(self, gru: dict[str, Tensor], position_KP: Tensor, length_U: Tensor) -> Tensor:
+        """The same in many small operations, which torch can export."""
+        names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+        forward, backward = [gru[name] for name in names], [gru[f"{name}_reverse"] for name in names]
+        samples, length_U = len(length_U), length_U.to(position_KP.device)
+        state_UH = position_KP.new_zeros(samples, self.gru.hidden_size)
+        states, reverse = [state_UH], [state_UH]
+        for position_P in position_KP:
+            states.append(torch.gru_cell(position_P.expand(samples, -1), states[-1], *forward))
+        for rank, position_P in reversed(list(enumerate(position_KP))):
+            state_UH = torch.gru_cell(position_P.expand(samples, -1), reverse[-1], *backward)
+            reverse.append(state_UH * (rank < length_U)[:, None])  # it starts at the last feature
+        return torch.cat([torch.stack(states[1:], dim=1), torch.stack(reverse[:0:-1], dim=1)], dim=-1)
+
+    def _positions(self, length: int) -> Tensor:
+        """Sinusoids of the ranks, [K, P]: sine in the even channels, cosine in the odd ones."""
+        width, device = self.gru.input_size, self.score.weight.device
+        frequency = 10000 ** (-torch.arange(0, width, 2, device=device) / width)
+        angle = torch.arange(length, device=device)[:, None] * frequency
+        return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)
+
+
+def _beyond(length_N: Tensor, longest: int) -> Tensor:
+    """Which ranks samples of these lengths do not have, [N, K]."""
+    return torch.arange(longest, device=length_N.device) >= length_N[:, None]
+
+
+def _is_traced() -> bool:
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()
+
+
+class TokenPool(nn.Module):
+    """Tokens [N, L, C] to embeddings [N, D]: each token is projected, and GPO pools the projections.
+
+    The bias is added after the pooling, where it is the same, since the weights sum to 1: in fp32, while the projection
+    of all tokens is in the precision of the tower. A log-variance is about as large as its bias, and would only be
+    right to 3 % in bf16.
+
+    Arguments:
+        width: C.
+        embed_dim: D.
+        bias: initial value of the bias, or None for none.
+    """
+
+    def __init__(self, width: int, embed_dim: int, bias: float | None):
+        super().__init__()
+        self.proj = nn.Linear(width, embed_dim, bias=False)
+        nn.init.xavier_uniform_(self.proj.weight)
+        self.bias = new_bias(bias, embed_dim)
+        self.gpo = GPO()
+
+    def forward(self, x_NLC: Tensor, valid_NL: Tensor | None = None) -> Tensor:
+        """The embeddings, [N, D], fp32; `valid_NL` as in `GPO`."""
+        pooled_ND = self.gpo(self.proj(x_NLC), valid_NL)
+        return pooled_ND if self.bias is None else pooled_ND + self.bias.float()

@@ -1,0 +1,112 @@
+"""Branches of a model that pools all tokens by GPO, for the mean as for the log-variance, as the paper fine-tunes.
+
+    split    shared blocks -+-> the tower's last blocks -> norm of a text -> Linear -> GPO -> mean
+                            +-> logvar blocks                             -> Linear -> GPO -> logvar
+
+    top      tower -+-> norm of a text                                    -> Linear -> GPO -> mean
+                    +-> logvar blocks                                     -> Linear -> GPO -> logvar
+
+The tower's own pooling and projection are removed: nothing depends on them, and D need not be that of the weights which
+the tower starts with. As in the authors' code the tokens of open_clip's ViT are not normed before the projection, those
+of its text transformer are, and the tokens of the log-variance are not.
+
+Images count with all of their tokens, the one of the class too, and texts with those up to EOT, or with all of them
+where the tower reads its padding too (see `Tower.valid`).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ..host.towers import Stack, Tokens, set_recompute
+from .branch import Branch
+from .gpo import TokenPool
+from .split import BLOCKS, SplitBranch, run_blocks
+from .top import HEAD, TopBranch, attention_heads
+
+MEAN, LOGVAR = "gpo_mean", "uncertainty_gpo"  # attributes of the tower for the two poolings
+
+
+class GPOBranch(Branch):
+    """What both places share."""
+
+    attribute: str  # of the tower, for the blocks of the branch
+
+    def build_pools(self, embed_dim: int) -> None:
+        self.tower.drop_pooling()
+        setattr(self.tower.holder, MEAN, TokenPool(self.tower.width, embed_dim, 0.0))
+        setattr(self.tower.holder, LOGVAR, TokenPool(self.tower.width, embed_dim, self.cfg.init_logvar_bias))
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        return [self._transformer, getattr(self.tower.holder, LOGVAR)]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._transformer.get_cast_dtype()
+
+    def set_recompute(self, enable: bool) -> None:
+        set_recompute(self._transformer, enable)
+
+    @property
+    def _transformer(self) -> Any:
+        return getattr(self.tower.holder, self.attribute)
+
+    def pool(self, name: str, x_NLC: Tensor, tokens: Tokens) -> Tensor:
+        """Tokens of a last block to the mean or the log-variance, [N, D], fp32.
+
+        Arguments:
+            name: `MEAN` or `LOGVAR`.
+            tokens: what the blocks read.
+        """
+        pool, valid_NL = getattr(self.tower.holder, name), self.tower.valid(tokens)
+        if tokens.kept_NL is not None:
+            valid_NL = tokens.kept_NL if valid_NL is None else valid_NL & tokens.kept_NL
+        if Stack.of(self._transformer).recompute:  # the order of all tokens in all channels is large
+            return checkpoint(pool, x_NLC, valid_NL, use_reentrant=False)
+        return pool(x_NLC, valid_NL)
+
+
+class SplitGPOBranch(GPOBranch, SplitBranch):
+    """It leaves the tower before its last blocks."""
+
+    attribute = BLOCKS
+
+    def build(self, embed_dim: int, new_blocks: Callable[..., Any]) -> None:
+        setattr(self.tower.holder, BLOCKS, new_blocks())
+        self.build_pools(embed_dim)
+
+    def mean(self, tokens: Tokens) -> Tensor:
+        tower = self.tower
+        x_NLC = run_blocks(tower.stack(start=-self.cfg.head_layers), tokens.x_NLC, tower.mask(tokens))
+        return self.pool(MEAN, tower.normed(x_NLC), tokens)
+
+    def logvar(self, tokens: Tokens) -> Tensor:
+        x_NLC = run_blocks(Stack.of(self._transformer), tokens.x_NLC, self.tower.mask(tokens))
+        return self.pool(LOGVAR, x_NLC, tokens)
+
+
+class TopGPOBranch(GPOBranch, TopBranch):
+    """It reads the tokens that the tower would pool; its blocks are open_clip's plain ones."""
+
+    attribute = HEAD
+
+    def build(self, embed_dim: int, new_blocks: Callable[..., Any]) -> None:
+        width = self.tower.width
+        setattr(self.tower.holder, HEAD, new_blocks(size=(width, attention_heads(width))))
+        self.build_pools(embed_dim)
+
+    def mean(self, tokens: Tokens) -> Tensor:
+        return self.pool(MEAN, self.tower.normed(tokens.x_NLC), tokens)
+
+    def logvar(self, tokens: Tokens) -> Tensor:
+        x_NLC, valid_NL = tokens.x_NLC.to(self.dtype), self.tower.valid(tokens)
+        mask = None
+        if valid_NL is not None:
+            hidden_NL = torch.zeros_like(valid_NL, dtype=x_NLC.dtype).masked_fill_(~valid_NL, -1e4)  # fits 16 bit
+            heads, length = attention_heads(self.tower.width), x_NLC.shape[1]
+            mask = hidden_NL.repeat_interleave(heads, dim=0)[:, None].expand(-1, length, -1)  # [N * H, L, L]
+        return self.pool(LOGVAR, run_blocks(Stack.of(self._transformer), x_NLC, mask), tokens)
