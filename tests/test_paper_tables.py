@@ -9,9 +9,9 @@ import pytest
 from pcmepp_openclip.demo.dataset import write_train
 from pcmepp_openclip.distances import DISTANCES
 from pcmepp_openclip.evaluation.command import _arguments as eval_arguments
-from pcmepp_openclip.paper.rows import Row, Table
+from pcmepp_openclip.paper.rows import Table
 from pcmepp_openclip.paper.scales import Coco, Scenes
-from pcmepp_openclip.paper.tables import FIGURES, PENDING, TABLES
+from pcmepp_openclip.paper.tables import FIGURES, TABLES
 from pcmepp_openclip.training.command import own_parser, prepare
 
 PLACES = [(name, row) for name, table in TABLES.items() for row in table.rows if row.runs]
@@ -30,10 +30,6 @@ def scales(tmp_path_factory):
     return {"scenes": Scenes(out, 2, 2, 256), "coco": Coco(out, out / "coco", 2)}
 
 
-def pending(name: str, row: Row, data: str) -> bool:
-    return f"{name}/{row.key}" in PENDING or (data == "coco" and "coco" in PENDING)
-
-
 def accepted(flags) -> bool:
     """Whether `pcmepp train` has nothing against the flags, up to where it would build the model."""
     own, rest = own_parser().parse_known_args(list(flags))
@@ -47,20 +43,17 @@ def accepted(flags) -> bool:
 
 @pytest.mark.parametrize("data", ["scenes", "coco"])
 def test_every_row_is_accepted_by_the_training_command(scales, data):
-    """And what is said to be pending is not: an entry that is done must go."""
-    refused, stale, kept = [], [], {}
+    refused, kept = [], {}
     for name, row in PLACES:
         run = scales[data].run(TABLES[name], row, 0)
         if not row.runs_on(data) or data not in TABLES[name].data or run.train is None:
             continue
         if run.folder not in kept:
             kept[run.folder] = accepted(run.train)
-        if not kept[run.folder] and not pending(name, row, data):
+        if not kept[run.folder]:
             refused.append(f"{name}/{row.key}: {shlex.join(run.train)}")
-        if kept[run.folder] and f"{name}/{row.key}" in PENDING:
-            stale.append(f"{name}/{row.key}")
     assert len(kept) > 20
-    assert not refused and not stale
+    assert not refused
 
 
 def test_a_wrong_flag_would_be_noticed(scales):
@@ -70,11 +63,6 @@ def test_a_wrong_flag_would_be_noticed(scales):
     assert not accepted(scales["scenes"].run(TABLES["distances"], row, 0).train)
 
 
-def test_pending_names_rows():
-    keys = {f"{name}/{row.key}" for name, row in PLACES}
-    assert set(PENDING) - {"coco"} <= keys
-
-
 @pytest.mark.parametrize("data", ["scenes", "coco"])
 def test_every_evaluation_is_accepted(scales, data):
     for name, row in PLACES:
@@ -82,7 +70,7 @@ def test_every_evaluation_is_accepted(scales, data):
             args = eval_arguments(scales[data].run(TABLES[name], row, 0).eval_flags)
             assert args.ann == (row.by in SEARCHED or name == "inference")
             known = row.by in DISTANCES or row.by in SEARCHED or TABLES[name].task == "zeroshot"
-            assert known or pending(name, row, data), f"{name}/{row.key} ranks by {row.by}"
+            assert known, f"{name}/{row.key} ranks by {row.by}"
 
 
 def test_rows_that_train_alike_share_a_run(scales):

@@ -23,6 +23,7 @@ BASES = {  # the plain model whose weights fit the mean branch of a curated PCME
     "PCMEpp-ViT-L-14": "ViT-L-14",
     "PCMEpp-ViT-B-16-unc2": "ViT-B-16",
     "PCMEpp-GPO-ViT-B-32": "ViT-B-32",
+    "PCMEpp-GPO-ViT-B-32-unc2": "ViT-B-32",
     "PCMEpp-GPO-ViT-B-16": "ViT-B-16",
     "PCMEpp-GPO-ViT-L-14": "ViT-L-14",
 }

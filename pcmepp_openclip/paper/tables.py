@@ -233,18 +233,3 @@ FIGURES: dict[str, Figure] = {
 }
 
 # fmt: on
-
-# Rows, as TABLE/KEY, whose flags or models `pcmepp train` does not have yet; "coco" stands for `RECIPE`.
-PENDING: tuple[str, ...] = (
-    "coco",
-    *("main/b32-vse", "main/b32-pcme", "main/b32-mean", "main/b32-pcmepp", "main/b16-vse", "main/b16-pcme"),
-    *("main/b16-mean", "main/b16-pcmepp", "main/l14-vse", "main/l14-pcme", "main/l14-pcmepp"),
-    *(f"noise/{row.key}" for row in TABLES["noise"].rows if row.runs),
-    *("ablation/msda", "ablation/all"),
-    *("distances/kl", "distances/js", "distances/elk", "distances/bhattacharyya", "distances/match_probability"),
-    *(
-        f"{table}/{row.key}"
-        for table in ("alpha", "msda", "beta", "architecture", "inference")
-        for row in TABLES[table].rows
-    ),
-)
