@@ -3,6 +3,7 @@
 import collections
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -10,7 +11,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from shard_maker import arguments, captions, flat, load, pair, picture, read_back, specify, write_shards, write_tar
+from shard_maker import (
+    arguments,
+    captions,
+    flat,
+    load,
+    pair,
+    picture,
+    read_back,
+    several,
+    specify,
+    write_shards,
+    write_tar,
+)
 
 from pcmepp_openclip.data import defects
 from pcmepp_openclip.data.captions import CaptionChoice, Unusable, read_captions, sample_id
@@ -22,12 +35,6 @@ from pcmepp_openclip.models.labelled import LabelledImages
 from pcmepp_openclip.training import command
 
 COUNTS, PER_IMAGE = [7, 13, 1, 19], 5
-
-
-def several(key: str, count: int = PER_IMAGE) -> dict:
-    """A sample with that many captions in its .json, the first of them in its .txt."""
-    texts = [f"{key} caption {i}" for i in range(count)]
-    return {**pair(key, texts[0]), f"{key}.json": json.dumps({"captions": texts, "split": "train"}).encode()}
 
 
 def keys() -> list[str]:
@@ -405,20 +412,32 @@ def test_a_dry_run_counts_an_image_once_per_caption(shards, capsys):
 # --- Training ---------------------------------------------------------------------------------------------
 
 
-def test_a_run_trains_on_drawn_and_noisy_captions(shards, tmp_path):
-    """A real process; what the batches hold is tested above."""
+def train(shards, folder, *more):
+    """A real process; what the batches hold is tested above. The log and the hyperparameters of the run."""
     code = """
         from pcmepp_openclip.training import command
         raise SystemExit(command.main())
     """
     flags = ["--train-data", shards, "--dataset-type", "webdataset", "--precision", "fp32", "--workers", "1"]
-    flags += ["--model", "PCMEpp-tiny", "--batch-size", "8", "--epochs", "1", "--warmup", "1", "--logs", str(tmp_path)]
-    flags += ["--name", "run", "--captions", "draw", "--noise-ratio", "0.25", "--noise-seed", "1"]
-    run = [sys.executable, "-c", textwrap.dedent(code), *flags]
+    flags += ["--model", "PCMEpp-tiny", "--epochs", "1", "--warmup", "1", "--logs", str(folder), "--name", "run"]
+    run = [sys.executable, "-c", textwrap.dedent(code), *flags, *more]
     done = subprocess.run(run, capture_output=True, text=True, timeout=200, env=os.environ, cwd=Path(__file__).parent)
     assert done.returncode == 0, done.stderr[-3000:]
-    log = (tmp_path / "run/out.log").read_text()
+    about = torch.load(folder / "run/checkpoints/epoch_1.pt", weights_only=True)["about"]
+    return (folder / "run/out.log").read_text(), about["hyperparameters"]
+
+
+def test_a_run_trains_on_drawn_and_noisy_captions(shards, tmp_path):
+    noise = ["--noise-ratio", "0.25", "--noise-seed", "1"]
+    log, about = train(shards, tmp_path, "--batch-size", "8", "--captions", "draw", *noise)
     assert "Data: one caption of each image is drawn per epoch" in log
     assert "Data: 10 samples have the captions of another one (noise)" in log
-    about = torch.load(tmp_path / "run/checkpoints/epoch_1.pt", weights_only=True)["about"]["hyperparameters"]
     assert (about["captions"], about["noise_ratio"], about["noise_seed"]) == ("draw", 0.25, 1)
+
+
+def test_a_run_trains_with_several_positives_and_mixed_images(shards, tmp_path):
+    soft = ["--contrastive-weight", "0", "--train-means-by", "all", "--pp-weight", "0.1", "--mixup", "2"]
+    together = ["--captions", "all", "--multi-positives", "--batch-size", "10", "--accum-freq", "2"]
+    log, about = train(shards, tmp_path, *soft, *together, "--log-every-n-steps", "1")
+    (matches,) = set(re.findall(r"Train Epoch: 0 \[.* Match_loss: ([0-9.]+)", log)[:1])
+    assert float(matches) > 0 and about["multi_positives"] and about["captions"] == "all"

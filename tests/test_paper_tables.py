@@ -1,10 +1,12 @@
 """The registry of the paper's tables: its flags are flags of `pcmepp train`, its numbers those of the paper."""
 
 import dataclasses
+import json
 import shlex
 
 import open_clip
 import pytest
+from shard_maker import several, write_tar
 
 from pcmepp_openclip.demo.dataset import write_train
 from pcmepp_openclip.distances import DISTANCES
@@ -24,7 +26,10 @@ def scales(tmp_path_factory):
     out = tmp_path_factory.mktemp("paper")
     write_train(out / "scenes-256" / "seed-0" / "train", 256, 0, quiet=True)
     for split in ("train", "val"):
-        write_train(out / "coco" / split, 256, 0, quiet=True)
+        names = [f"{shard:05d}.tar" for shard in range(8)]
+        for shard, name in enumerate(names):
+            write_tar(out / "coco" / split / name, [several(f"{shard}{i:02d}") for i in range(16)])
+        (out / "coco" / split / "sizes.json").write_text(json.dumps(dict.fromkeys(names, 16)))
     (out / "coco" / "val2014").mkdir()
     (out / "coco" / "dataset_coco.json").touch()
     return {"scenes": Scenes(out, 2, 2, 256), "coco": Coco(out, out / "coco", 2)}

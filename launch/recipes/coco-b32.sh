@@ -8,13 +8,15 @@ source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 : "${DATA:?the folder that holds coco}"
 
 recipe=(
-    --model PCMEpp-ViT-B-32 --pretrained openai --force-quick-gelu
+    --model PCMEpp-GPO-ViT-B-32 --pretrained openai --force-quick-gelu
     --train-data "coco=$DATA/coco/train/*.tar"
-    --val-data "$DATA/coco/val/00000.tar" --val-num-samples 1000
+    --val-data "$DATA/coco/val/0.tar" --val-num-samples 1000
     --dataset-type webdataset
     --workers 8
     --batch-size 128                # on one rank; with more, keep the product
     --epochs 25
+    --captions all --caption-augment 0.2 --image-token-augment 0.2
+    --mixup 2 --cutmix 2 --mix-share 0.25
     --contrastive-weight 0 --match-weight 2 --pp-weight 0.1 --vib-weight 1e-4
     --match-logit learned --init-match-scale 5 --init-match-shift 5 --train-means-by all
     --opt timm/adamp --opt-kwargs wd_ratio=0.1 nesterov=false

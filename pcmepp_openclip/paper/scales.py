@@ -14,7 +14,7 @@ from typing import Any
 from ..demo.dataset import SHARD, draw_held_out, write_retrieval, write_train, write_zeroshot
 from ..demo.seeds import BATCH, HELD_OUT, MODEL, ZEROSHOT
 from .rows import Row, Table
-from .tables import CHECKPOINTS, INFONCE, RECIPE
+from .tables import CHECKPOINTS, INFONCE, RECIPE, TOKEN_AUGMENT
 
 START_LR, LR = "2e-3", "5e-4"  # of a CLIP on scenes from scratch, and of what starts from it
 COCO_BATCH = 128
@@ -187,21 +187,14 @@ class Coco:
             model = row.coco_model.removeprefix("PCMEpp-GPO-")
             folder = self.out / "runs" / digest(model) / f"seed-{seed}"
             return Run(folder, None, self._evaluate(model, "openai", ()), folder / "eval-coco")
-        settings = ["--model", row.coco_model, *shlex.split(f"{RECIPE} {row.flags} {row.coco_flags}")]
+        augment = TOKEN_AUGMENT if "GPO" in row.coco_model else ""
+        settings = ["--model", row.coco_model, *shlex.split(f"{RECIPE} {augment} {row.flags} {row.coco_flags}")]
         folder = self.out / "runs" / digest(*settings) / f"seed-{seed}"
         val = min((self.folder / "val").glob("*.tar"))  # the first shard, 1,000 images, as in the authors' code
         train = [*settings, "--train-data", f"coco={self._shards()}", "--val-data", str(val)]
-        train += [
-            "--val-num-samples",
-            "1000",
-            "--dataset-type",
-            "webdataset",
-            "--batch-size",
-            str(COCO_BATCH // self.ranks),
-            "--seed",
-            str(seed),
-        ]
-        train += ["--workers", "8", "--logs", str(folder), "--name", "run", "--resume", "latest"]
+        train += ["--val-num-samples", "1000", "--dataset-type", "webdataset", "--workers", "8", "--seed", str(seed)]
+        train += ["--batch-size", str(COCO_BATCH // self.ranks)]
+        train += ["--logs", str(folder), "--name", "run", "--resume", "latest"]
         checkpoint = folder / "run" / "checkpoints" / CHECKPOINTS[row.checkpoint]
         evaluate = self._evaluate(row.coco_model, str(checkpoint), row.eval_flags)
         evaluation = folder / _name("eval-coco", row.checkpoint, *row.eval_flags)

@@ -42,6 +42,7 @@ RECIPE = (
     "--image-lr-multiplier 0.01 --text-lr-multiplier 0.1 --freeze-image-epochs 2 --warm-up-after-freeze "
     "--captions all --caption-augment 0.2 --swa-start-epoch 16 --save-best --precision fp32"
 )
+TOKEN_AUGMENT = "--image-token-augment 0.2"  # of models that pool by GPO
 CHECKPOINTS = {"best": "best.pt", "swa": "swa.pt"}  # of a run on COCO
 
 NOT_BUILT = "not run: this method is not in the package"

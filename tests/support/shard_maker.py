@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import http.server
 import io
+import json
 import multiprocessing
 import random
 import resource
@@ -36,6 +37,12 @@ def pair(key: str, caption: str | bytes | None = None, image: bytes | None = Non
     caption = f"caption {key}" if caption is None else caption
     data = caption.encode() if isinstance(caption, str) else caption
     return {f"{key}.{suffix}": picture(hash(key) % 1000) if image is None else image, f"{key}.txt": data}
+
+
+def several(key: str, count: int = 5) -> dict:
+    """A sample with that many captions in its .json, the first of them in its .txt."""
+    texts = [f"{key} caption {i}" for i in range(count)]
+    return {**pair(key, texts[0]), f"{key}.json": json.dumps({"captions": texts, "split": "train"}).encode()}
 
 
 def write_tar(path: Path, samples: Iterable[dict | list]) -> Path:
