@@ -138,11 +138,18 @@ class PCMEppCfg:
         return TermSettings(**{field.name: getattr(self, field.name) for field in dataclasses.fields(TermSettings)})
 
     @property
-    def ranks_by(self) -> str:
-        """The name of the distance that the model is trained to rank by: that of the matching loss, or PCME's match
-        probability where that loss is trained in its place."""
+    def trains_matching(self) -> bool:
+        """Whether the matching loss or that of pseudo-positives is trained."""
         weights = loss_weights(self.weights)
-        return "match_probability" if weights["pcme"] and not weights["match"] else self.distance
+        return bool(weights["match"] or weights["pp"])
+
+    @property
+    def ranks_by(self) -> str:
+        """The name of the distance that the model is trained to rank by: that of the matching loss, PCME's match
+        probability where that loss is trained in its place, or the cosine where nothing trains variances to rank by."""
+        if self.trains_matching:
+            return self.distance
+        return "match_probability" if loss_weights(self.weights)["pcme"] else "cosine"
 
     @property
     def heads(self) -> dict[str, str]:

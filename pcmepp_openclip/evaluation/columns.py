@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 from ..distances import Distance, Entailment, MatchProbability, by_name
-from ..losses.terms import loss_weights
 from ..models.pcmepp import ProbabilisticModel
 
 
@@ -20,7 +19,7 @@ def columns(model: ProbabilisticModel, clip_scale: float, also: Iterable[str] = 
     cfg = model.pcmepp_cfg
     found = by_name() | by_name([cfg.ranks_by, *also])
     found["entailment"] = Entailment.of_scales(model.match_scale.item(), clip_scale)
-    if cfg.ranks_by == "match_probability" and not loss_weights(cfg.weights)["match"]:
+    if cfg.ranks_by == "match_probability" and not cfg.trains_matching:
         found["match_probability"] = MatchProbability(
             model.match_scale.item(), model.match_shift.item(), cfg.pcme_samples
         )

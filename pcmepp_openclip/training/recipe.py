@@ -37,7 +37,7 @@ class Recipe:
 
     def __init__(self, flags: FineTuning, settings: RunSettings, pcmepp_cfg: dict | None, weights: Weights):
         self.flags, self.settings, self.weights = flags, settings, weights
-        self.distance = PCMEppCfg.parse(pcmepp_cfg).distance if pcmepp_cfg else "cosine"
+        self.distance = PCMEppCfg.parse(pcmepp_cfg).ranks_by if pcmepp_cfg else "cosine"
         averages = flags.swa_start is not None and settings.rank == 0  # all ranks have the same weights
         self.average = WeightAverage(flags.swa_start or 0) if averages else None
         self.best: BestCheckpoint | None = None  # set by `start`
