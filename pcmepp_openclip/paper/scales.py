@@ -115,11 +115,12 @@ class Scenes:
         start, model = self.start(seed, table.task), row.scenes_model
         if row.flags is None:
             return start
+        flags = shlex.split(f"{row.flags} {row.scenes_flags}")
         if row.start == "scratch":
-            settings = [*self._settings(model, self.start_steps, START_LR), *shlex.split(row.flags)]
+            settings = [*self._settings(model, self.start_steps, START_LR), *flags]
             name, begin, needs = digest(*settings, str(self.size)), [], None
         else:
-            settings = [*self._settings(model, self.steps, LR), *shlex.split(row.flags)]
+            settings = [*self._settings(model, self.steps, LR), *flags]
             name, begin = digest(*settings, start.folder.parent.name), ["--pretrained", str(start.checkpoint)]
             needs = start
         folder = self.out / "runs" / name / f"seed-{seed}"
@@ -184,7 +185,7 @@ class Coco:
 
     def run(self, table: Table, row: Row, seed: int) -> Run:
         if row.flags is None:  # CLIP itself
-            model = row.coco_model.removeprefix("PCMEpp-GPO-")
+            model = row.coco_model.removeprefix("PCMEpp-GPO-") + "-quickgelu"  # as OpenAI trained it
             folder = self.out / "runs" / digest(model) / f"seed-{seed}"
             return Run(folder, None, self._evaluate(model, "openai", ()), folder / "eval-coco")
         augment = TOKEN_AUGMENT if "GPO" in row.coco_model else ""
