@@ -6,6 +6,7 @@ import io
 import json
 import math
 
+import open_clip
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,8 +20,10 @@ from sklearn.metrics import roc_auc_score
 from pcmepp_openclip import DISTANCES, Gaussian, cli
 from pcmepp_openclip.data.noise import exchange
 from pcmepp_openclip.evaluation import correspondence
+from pcmepp_openclip.evaluation.encode import Encoder
 from pcmepp_openclip.evaluation.metric import as_dict
 from pcmepp_openclip.evaluation.noisy_pairs import read_noisy_pairs
+from pcmepp_openclip.evaluation.tasks import _matching
 from pcmepp_openclip.reports import report
 
 COUNT = 30
@@ -128,6 +131,30 @@ def test_the_command(place, tmp_path, capsys):
     page, printed = (tmp_path / "index.html").read_text(), capsys.readouterr().out
     assert "Noisy correspondence: d" in page and "30 pairs, 12 of them wrong" in page
     assert "Noisy correspondence: d" in printed and "wrong_pair_AUROC" in printed
+
+
+@pytest.mark.parametrize(
+    "weights, expected",
+    [
+        ({}, ("csd", True)),
+        ({"match_weight": 0.0}, ("cosine", False)),
+        ({"match_weight": 0.0, "pcme_weight": 1.0}, ("match_probability", False)),
+    ],
+)
+def test_the_matching_logit_is_that_of_the_training(weights, expected, tmp_path):
+    """The match probability of PCME has a and b inside, and InfoNCE trains neither of them."""
+    cfg = {"head_layers": 1, "init_logvar_bias": -5.0, "init_match_scale": 3.0, **weights}
+    model = open_clip.create_model("PCMEpp-tiny", pcmepp_cfg=cfg)
+    encoder = Encoder(model, None, None, probabilistic=True, cache=tmp_path)
+    kind, scaled = expected
+    matching = _matching(encoder)
+    assert encoder.distance == kind
+    if kind == "cosine":
+        assert matching is None
+    else:
+        assert type(matching[0]) is type(encoder.distances[kind]) and matching[1:] == (
+            (3.0, 1.0) if scaled else (1.0, 0.0)
+        )
 
 
 def test_a_plain_model_has_no_uncertainty(place, tmp_path, monkeypatch):

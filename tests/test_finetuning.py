@@ -281,6 +281,7 @@ REFUSED = [
     (["--save-best", "--val-data", "x.tar", "--val-frequency", "0"], "a --val-frequency above 0"),
     (["--opt", "adamp"], "--opt adamp is one of timm's optimizers: write timm/adamp"),
     (["--opt", "timm/adamq"], "--opt timm/adamq: there is no such optimizer; did you mean 'timm/adam"),
+    (["--opt", "timm/adamp"], "--opt timm/adamp has no default learning rate: give --lr"),
     (["--opt", "timm/adamp", "--beta1", "0.9"], "takes both betas or neither, for its own defaults: give --beta2"),
     (["--opt-kwargs", "wd_ratio=0.1"], "--opt-kwargs wd_ratio: --opt adamw has no such argument"),
     (["--opt", "timm/adamp", "--opt-kwargs", "wd_ration=0.1"], "did you mean 'wd_ratio'?"),

@@ -95,9 +95,10 @@ MORE_NOISE = (torch.randn(STEPS, generator=torch.Generator().manual_seed(1)) / 1
         ({"match_ratio": math.nan, "variance_share": math.nan}, {}),
         # not what the theory is about
         ({"match_ratio": 1.0}, {"match_logit": "siglip"}),
-        ({"match_ratio": 1.0}, {"contrastive_weight": 0.0}),
-        ({"match_ratio": 1.0, "image_agreement": -0.5}, {"distance": "wasserstein"}),
-        ({"match_ratio": 1.0, "image_agreement": -0.5, "expected_matches": 9.0}, {"match_weight": 0.0}),
+        ({"match_ratio": 1.0, "image_agreement": -0.5}, {"contrastive_weight": 0.0}),
+        ({"match_ratio": 1.0, "image_agreement": -0.5, "variance_share": 0.99}, {"distance": "elk"}),
+        ({"match_ratio": 1.0, "image_agreement": -0.5, "variance_share": 0.99}, {"match_weight": 0.0}),
+        ({"expected_matches": 9.0}, {"match_weight": 0.0}),
         ({"expected_matches": 9.0}, {"pp_weight": 0.1}),
         # a run that ends before it can be told
         ({"image_agreement": -0.5, "expected_matches": 9.0}, {"steps": 0}),

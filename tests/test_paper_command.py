@@ -278,6 +278,8 @@ def test_agreement_counts_pairs_over_seeds():
     assert found.paper_best == ("c", "d") and found.our_best == ("c",)
     assert found.low <= found.high and "of 5 pairs that the paper orders, 2 hold" in str(found)
     assert agreement({"a": 1.0}, ours) is None
+    tied = agreement({"a": 1.0, "b": 2.0}, {"a": {0: 1.0, 1: 1.0}, "b": {0: 1.0, 1: 3.0}})  # in one of the seeds
+    assert (tied.tau, tied.low, tied.high) == (1, 1, 1)
     assert agreement(paper, {"a": {0: math.nan}, "b": {0: 1.0}}) is None
 
 

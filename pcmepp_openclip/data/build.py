@@ -127,11 +127,12 @@ def _announce(spec: DataSpec, loader: LoaderSpec) -> None:
         logging.info("Data: each image with %d captions per epoch, %s", flags.captions_per_epoch, how)
     elif flags.captions != FIRST:
         logging.info("Data: one caption of each image is drawn per epoch")
-    delivered = loader.batches * loader.batch_size * loader.world_size
+    rows = flags.rows  # per image, where a batch holds several captions of it
+    delivered = loader.batches * loader.batch_size * rows * loader.world_size
     if spec.shares is not None:
         logging.info("Data: resampled epochs of %d samples each", delivered)
     elif loader.counted:
-        usable = sum(shard.size.samples for shard in loader.shards if shard.size)
+        usable = rows * sum(shard.size.samples for shard in loader.shards if shard.size)
         again = max(0, delivered - usable)
         logging.info(
             "Data: exact passes over %d samples per epoch; %d of them are seen twice to fill the last batch",

@@ -261,13 +261,20 @@ def evaluate_correspondence(encoder: Encoder, name: str, data: NoisyPairs, rank:
     scores = {kind: measure.paired(images, texts) for kind, measure in encoder.distances.items()}
     matching = None
     if encoder.probabilistic:
-        model = encoder.model
-        matching = encoder.distances[encoder.distance], model.match_scale.item(), model.match_shift.item()
+        matching = _matching(encoder)
         scores["uncertainty"] = images.uncertainty + texts.uncertainty
     scores |= correspondence.in_batches(images, texts, encoder.scale, matching)
     scores["caption_length"] = torch.tensor([float(len(caption.split())) for caption in data.captions])
     metrics = list(correspondence.correspondence(scores, torch.tensor(data.wrong)))
     return TaskResult(name, "correspondence", data, metrics, encoder.probabilistic)
+
+
+def _matching(encoder: Encoder) -> tuple[Distance, float, float] | None:
+    """d, a and b of the matching logit that a PCME++ model was trained with; None where it was trained with none."""
+    model, measure = encoder.model, encoder.distances[encoder.distance]
+    if model.pcmepp_cfg.trains_matching:
+        return measure, model.match_scale.item(), model.match_shift.item()
+    return (measure, 1.0, 0.0) if encoder.distance == "match_probability" else None  # PCME's has its a and b inside
 
 
 def _cropped(encoder: Encoder, name: str, places: Sequence[ImageRef]) -> Gaussian | None:

@@ -115,8 +115,17 @@ print(image.mean @ texts.mean.T, texts.uncertainty, pcmepp_openclip.csd(image, t
 
 The import is needed: without it open_clip ends with `unexpected keyword argument 'pcmepp_cfg'`. Install the package
 pcmepp-openclip first; programs that do not import it run through it by `python -m pcmepp_openclip -m PROGRAM`.
-`{name}@REVISION` loads a commit, a branch or a tag. To use it as a plain model in open_clip alone, take the
-log-variance branch off: `pcmepp convert open_clip_model.safetensors clip.safetensors`.{_fetched(facts)}"""
+`{name}@REVISION` loads a commit, a branch or a tag.{_converted(facts)}{_fetched(facts)}"""
+
+
+def _converted(facts: Facts) -> str:
+    """How to make a plain model of it; "" where its means are pooled by GPO, which plain models do not have."""
+    if facts.config["model_cfg"]["pcmepp_cfg"].get("pool") == "gpo":
+        return ""
+    return (
+        " To use it as a plain model in open_clip alone, take the\nlog-variance branch off: "
+        "`pcmepp convert open_clip_model.safetensors clip.safetensors`."
+    )
 
 
 def _fetched(facts: Facts) -> str:
@@ -182,6 +191,8 @@ def _logvar_rows(cfg: dict) -> list[tuple[str, str]]:
         "split": "in the place of its last ones, of the token that is read",
         "top": "of one query, on the tokens or the feature map that it pools",
     }
+    if cfg.get("pool") == "gpo":
+        places = {"split": "in the place of its last ones", "top": "on the tokens that it pools"}
     blocks = f"{cfg['head_layers']} transformer block{'s' * (cfg['head_layers'] > 1)}"
     bias = cfg["init_logvar_bias"]
     heads = {tower: cfg.get(f"{tower}_head", "split") for tower in ("image", "text")}
@@ -190,6 +201,8 @@ def _logvar_rows(cfg: dict) -> list[tuple[str, str]]:
         where = [f"in each tower {places[heads['image']]}"]
     end = f"a projection, {'no bias' if bias is None else f'a bias that starts at {bias:g}'}"
     rows = [("log-variance head", f"{blocks} {', and '.join(where)}; {end}")]
+    if cfg.get("pool") == "gpo":
+        rows.append(("pooling", "GPO over all tokens, for the mean and the log-variance"))
     if cfg.get("match_logit") == "siglip":
         rows.append(("matching logit", "SigLIP's, by its scale and bias, where the variances are zero"))
     return rows

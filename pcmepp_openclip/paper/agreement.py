@@ -49,6 +49,7 @@ def agreement(paper: Mapping[str, float], ours: Mapping[str, Mapping[int, float]
     seeds = sorted(set.intersection(*(set(ours[key]) for key in rows)))
     means = {key: _mean(ours[key]) for key in rows}
     taus = [kendall([paper[key] for key in rows], [ours[key][seed] for key in rows]) for seed in seeds]
+    taus = [tau for tau in taus if not math.isnan(tau)]  # of a seed whose rows are all equal
     held = reverse = pairs = 0
     for a, b in combinations(rows, 2):
         if paper[a] == paper[b]:

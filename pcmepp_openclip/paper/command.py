@@ -18,6 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ..data.arguments import positive_number
 from ..demo.dataset import CLASSES
 from ..demo.seeds import BATCH, cores
 from ..evaluation.datasets import read_captioned
@@ -43,16 +44,18 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--list", action="store_true", help="list the tables and figures")
     parser.add_argument("--rows", metavar="A,B", help="only these rows (default: all; a wrong name lists them)")
     parser.add_argument("--data", choices=("scenes", "coco"), default="scenes", help="default: scenes")
-    parser.add_argument("--seeds", type=_positive, default=3, help="number of seeds, from 0 on (3)")
+    parser.add_argument("--seeds", type=positive_number, default=3, help="number of seeds, from 0 on (3)")
     parser.add_argument("--out", type=Path, default=Path("pcmepp-paper"), help="output folder (pcmepp-paper)")
     group = parser.add_argument_group("with --data scenes")
-    group.add_argument("--steps", type=_positive, help=f"training steps of a row, with {BATCH} pairs each (200)")
-    group.add_argument("--start-steps", type=_positive, help="training steps of the CLIP that rows start from (1000)")
-    group.add_argument("--size", type=_positive, help="number of training pairs to draw (20000)")
+    group.add_argument("--steps", type=positive_number, help=f"training steps of a row, with {BATCH} pairs each (200)")
+    group.add_argument(
+        "--start-steps", type=positive_number, help="training steps of the CLIP that rows start from (1000)"
+    )
+    group.add_argument("--size", type=positive_number, help="number of training pairs to draw (20000)")
     group = parser.add_argument_group("with --data coco")
     group.add_argument("--coco-dir", type=Path, metavar="DIR", help="the folder that launch/data/coco.sh makes")
     group.add_argument("--launcher", metavar="WORDS", help="what starts a Python module, as in the example above")
-    group.add_argument("--ranks", type=_positive, help="number of ranks that the launcher starts (1)")
+    group.add_argument("--ranks", type=positive_number, help="number of ranks that the launcher starts (1)")
     group.add_argument("--print", action="store_true", default=None, help="print the commands, and run nothing")
     args = parser.parse_args(argv)
     if args.list:
@@ -67,7 +70,7 @@ def main(argv: list[str]) -> int:
     check_folder(args.out, "--out")
     for name in args.tables:
         if name in FIGURES:
-            draw(name)
+            draw(name, args.out / name, args.seeds)
     at_a_time = cores() if args.data == "scenes" else 1
     runner = Runner(scale, args.launcher, at_a_time)
     failed = [name for name in tables if run_table(args, runner, name, chosen[name])]
@@ -129,7 +132,7 @@ def print_commands(
     print("\n".join(lines))
 
 
-def draw(name: str) -> None:
+def draw(name: str, out: Path, seeds: int) -> None:
     """Run the command of a figure, or say which one it is."""
     from .. import cli
 
@@ -137,9 +140,9 @@ def draw(name: str) -> None:
     if not figure.runs:
         print(f"{name}: {figure.about}\n" + "\n".join(f"  pcmepp {command}" for command in figure.commands))
         return
-    words = shlex.split(figure.commands[0])
+    words = [*shlex.split(figure.commands[0]), "--out", str(out), "--seeds", str(seeds)]
     if (code := cli.run(words)) != 0:
-        raise RunFailed(f"`pcmepp {figure.commands[0]}` failed with exit code {code}.")
+        raise RunFailed(f"`pcmepp {shlex.join(words)}` failed with exit code {code}.")
 
 
 def _tables(args: argparse.Namespace) -> dict[str, Table]:
@@ -191,10 +194,3 @@ def _rows(name: str, table: Table, given: str | None, scale: Scale) -> list[Row]
     if not any(row.runs_on(scale.name) for row in rows):
         raise ValueError(f"--rows {given}: none of them is run on {scale.name}; choose others of {name}.")
     return rows
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value

@@ -110,7 +110,17 @@ class Runner:
         return list(outcomes.values())
 
     def perform(self, run: Run, seed: int) -> None:
-        """Train what is not trained, and evaluate. Rows that share a training wait for each other."""
+        """Train what is not trained, and evaluate; `Failed` if one of them fails."""
+        try:
+            self._perform(run, seed)
+        except (OSError, ValueError) as error:  # of this process
+            log = run.folder / "failed.log"
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.write_text(f"{error}\n")
+            raise Failed(log) from error
+
+    def _perform(self, run: Run, seed: int) -> None:
+        """Rows that share a training wait for each other."""
         if isinstance(self.scale, Scenes):
             with self._locks[self.scale.data(seed)]:
                 self.scale.draw(seed)

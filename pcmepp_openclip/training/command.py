@@ -387,5 +387,7 @@ def merged_cfg(args: argparse.Namespace) -> dict | None:
         for flag, (key, *_) in overrides().items():
             if key in given and message.startswith((f"pcmepp_cfg.{key} ", f"pcmepp_cfg.{key}:")):
                 message = flag + message.removeprefix(f"pcmepp_cfg.{key}")
+        if message.startswith("pcmepp_cfg.train_means_by"):  # which the config of the model sets
+            message += " Add --train-means-by all."
         raise ValueError(message) from None
     return merged

@@ -64,7 +64,7 @@ def describe(args: Any, spec: data.DataSpec) -> Iterator[tuple[str, str]]:
     yield "checkpoint size", f"about {(saved + 2 * trained) * 4 / 1e9:.2f} GB"
     if run.cache_tokens is not None:
         yield "token cache", _cache(Path(run.cache_tokens), model, sum(total or 0 for total in spec.totals))
-    if run.pcmepp_cfg is not None and run.world_size > 1:
+    if run.pcmepp_cfg is not None and run.world_size > 1 and run.pcmepp_cfg.get("distance", "csd") == "csd":
         dim = embedding_dim(model)
         floats = global_batch * (dim + 3)  # means and offsets of texts, and two floats per column of the softmax
         yield "gathered per step", f"{floats * 4 * run.accum_freq / 1e6:.1f} MB per rank"

@@ -58,9 +58,14 @@ class HealthCheck:
         """Whether the variances are trained by the matching loss with CSD, which the theory is about."""
         return self.cfg["match_weight"] > 0 and self.cfg["distance"] == "csd"
 
+    @property
+    def _has_contrastive(self) -> bool:
+        """Whether InfoNCE is trained: without it nothing ties s to the means."""
+        return self.cfg["contrastive_weight"] > 0
+
     def _variance_share(self, seen: dict[str, float]) -> str | None:
         share = seen["variance_share"]
-        if not share > VARIANCE_SHARE:
+        if not self._calibrates or not share > VARIANCE_SHARE:
             return None
         return (
             f"The variances dominate the means: they are {100 * share:.0f} % of the CSD between an image and a text. "
@@ -70,8 +75,8 @@ class HealthCheck:
 
     def _match_ratio(self, steps: int, ratio: float) -> str | None:
         logit = self.cfg["match_logit"]
-        if not self._calibrates or logit == "siglip" or not self.cfg["contrastive_weight"]:
-            return None  # SigLIP's ratio is 1 by its definition; without InfoNCE nothing ties s to the means
+        if not self._calibrates or logit == "siglip" or not self._has_contrastive:
+            return None  # SigLIP's ratio is 1 by its definition
         rising = len(self.window) == WINDOW and ratio > RISING_RATIO and self._ratio_at(steps) >= 1
         if not ratio > RATIO and not rising:
             return None
@@ -94,7 +99,7 @@ class HealthCheck:
         return last["match_ratio"] + rate * (step - end)
 
     def _agreement(self) -> str | None:
-        if not self._calibrates or len(self.window) < WINDOW:
+        if not self._calibrates or not self._has_contrastive or len(self.window) < WINDOW:
             return None
         limit = min(AGREEMENT, -SIGMAS / math.sqrt(WINDOW * self.batch))  # 1 / sqrt(batch) is the error of one value
         found = {}

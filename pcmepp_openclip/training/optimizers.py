@@ -31,6 +31,8 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError(f"--opt {args.opt} is one of timm's optimizers: write {TIMM}{name}.")
     if args.opt_kwargs:
         _check_opt_kwargs(args, _defaults(name))
+    if name.startswith(TIMM) and args.lr is None:
+        raise ValueError(f"--opt {args.opt} has no default learning rate: give --lr.")
 
 
 def _defaults(name: str) -> dict[str, Any]:
@@ -50,7 +52,7 @@ def _check_opt_kwargs(args: argparse.Namespace, defaults: dict[str, Any]) -> Non
         if key not in defaults:
             hint = did_you_mean(key, [*defaults.keys() - BY_FLAGS.keys()], "see timm.optim.")
             raise ValueError(f"--opt-kwargs {key}: --opt {args.opt} has no such argument; {hint}")
-        if isinstance(defaults[key], bool) != isinstance(value, bool):
+        if defaults[key] is not None and isinstance(defaults[key], bool) != isinstance(value, bool):
             kind = "true or false" if isinstance(defaults[key], bool) else "a number"
             raise ValueError(f"--opt-kwargs {key} must be {kind}, not {value}.")
 

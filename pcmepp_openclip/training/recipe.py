@@ -110,7 +110,7 @@ class Recipe:
         """
         if self.average is None or epochs != self.settings.epochs:
             return False
-        logging.info("Validating the average of the weights after %d epochs:", self.average.snapshots)
+        logging.info("Validating the average of %d snapshots, one per epoch:", self.average.snapshots)
         with self.average.loaded(model):
             metrics, stopped = validate()
         if not stopped:
@@ -125,7 +125,7 @@ class Recipe:
             checkpoint["metrics"] = {name: float(value) for name, value in metrics.items()}
         saved = checkpoints.save(checkpoint, path)
         if saved:
-            logging.info("Saved %s, the average of the weights after %d epochs.", path, self.average.snapshots)
+            logging.info("Saved %s, the average of %d snapshots, one per epoch.", path, self.average.snapshots)
         self._note(path, saved)
 
     def _note(self, path: Path, saved: bool) -> None:

@@ -65,6 +65,8 @@ class VisionTransformerTower(ImageTower, SplitTower):
         visual, dropped = self.model.visual, self.model.visual.proj is None
         if dropped:
             visual.proj = nn.Parameter(torch.empty(0))  # it lists the projection among what may stay unlocked
-        yield
-        if dropped:
-            visual.proj = None
+        try:
+            yield
+        finally:
+            if dropped:
+                visual.proj = None
