@@ -19,7 +19,7 @@ from scipy.stats import kendalltau
 from pcmepp_openclip import cli
 from pcmepp_openclip.evaluation.datasets import Captioned
 from pcmepp_openclip.evaluation.retrieval import precisions
-from pcmepp_openclip.paper import chance, pages, runner, scales
+from pcmepp_openclip.paper import baselines, pages, runner, scales
 from pcmepp_openclip.paper.agreement import agreement, kendall
 from pcmepp_openclip.paper.rows import Figure
 from pcmepp_openclip.paper.tables import FIGURES, TABLES
@@ -73,7 +73,7 @@ def test_a_table_of_two_rows_in_real_processes(small, tmp_path, capfd):
     assert one["paper"] == {"Top-1": 30.43} and best["paper"] == {"Top-1": 41.82}
     assert one["ours"]["0"]["Top-1"] == pytest.approx(100 * found["one_prompt"])
     assert best["ours"]["0"]["Top-1"] == pytest.approx(100 * found["oracle_best_K_per_class"])
-    assert results["chance"]["Top-1"] == pytest.approx(100 / 24) and "41.82" in printed
+    assert results["baselines"]["chance"]["Top-1"] == pytest.approx(100 / 24) and "41.82" in printed
     assert "Match_loss" in (run / "seed-0/run/out.log").read_text()
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
     assert cli.run(line) == 0  # nothing is run again
@@ -234,21 +234,19 @@ def test_the_list_and_the_figures(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.startswith("pcmepp-openclip ")
 
 
-def test_chance_is_that_of_random_orders():
-    """Against many random orders."""
-    drawn = random.Random(0)
-    image_of_caption = [i // 2 for i in range(12)]
-    matches = [sorted({own, *drawn.sample(range(6), 2)}) for own in image_of_caption]
-    data = Captioned([None] * 6, ["x"] * 12, image_of_caption, [], matches)
-    expected = chance.retrieval_chance(data)
-    fits = torch.zeros(12, 6, dtype=torch.bool)
-    own = torch.zeros(12, 6, dtype=torch.bool)
-    for i, images in enumerate(matches):
-        fits[i, images], own[i, image_of_caption[i]] = True, True
-    generator, found, rounds = torch.Generator().manual_seed(0), {}, 4000
+def measured(data, scores, rounds):
+    """The metrics of the orders by `scores`, the mean over rounds.
+
+    Arguments:
+        scores: (matches [N, M] of booleans) to a score for each, of which the largest comes first.
+    """
+    fits, own = (torch.zeros(12, 6, dtype=torch.bool) for _ in range(2))
+    for i, images in enumerate(data.images_of_caption):
+        fits[i, images], own[i, data.image_of_caption[i]] = True, True
+    found = {}
     for _ in range(rounds):
         for direction, right, mine in (("text_to_image", fits, own), ("image_to_text", fits.T, own.T)):
-            order = torch.rand(right.shape, generator=generator).argsort(dim=1)
+            order = scores(right).argsort(dim=1, descending=True, stable=True)
             hit, own_hit = right.gather(1, order), mine.gather(1, order)
             average, r_precision = precisions(hit, right.sum(dim=1))
             numbers = {"mAP@R": average, "R-Precision": r_precision, "any_match_R@1": hit[:, 0].double()}
@@ -256,6 +254,20 @@ def test_chance_is_that_of_random_orders():
             for name, value in numbers.items():
                 key = f"{direction}_{name}"
                 found[key] = found.get(key, 0) + value.mean().item() / rounds
+    return found
+
+
+def test_baselines_are_those_of_real_orders():
+    """Chance against many random orders, the prior against the order by the number of matches."""
+    drawn = random.Random(0)
+    image_of_caption = [i // 2 for i in range(12)]
+    matches = [sorted({own, *drawn.sample(range(6), drawn.randrange(5))}) for own in image_of_caption]
+    data = Captioned([None] * 6, ["x"] * 12, image_of_caption, [], matches)
+    prior = measured(data, lambda right: right.sum(dim=0).expand(right.shape), 1)
+    for key, value in prior.items():
+        assert value == pytest.approx(baselines.retrieval_prior(data)[key], abs=1e-6), key
+    expected, generator = baselines.retrieval_chance(data), torch.Generator().manual_seed(0)
+    found = measured(data, lambda right: torch.rand(right.shape, generator=generator), 4000)
     for key, value in found.items():
         assert value == pytest.approx(expected[key], abs=0.006), key
     recalls = [expected[f"{d}_R@{k}"] for d in ("image_to_text", "text_to_image") for k in (1, 5, 10)]

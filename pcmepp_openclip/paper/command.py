@@ -25,7 +25,7 @@ from ..evaluation.datasets import read_captioned
 from ..system.errors import RunFailed
 from ..system.files import check_folder
 from ..system.text import did_you_mean
-from .chance import retrieval_chance
+from .baselines import retrieval_chance, retrieval_prior
 from .pages import write_pages
 from .rows import Row, Table
 from .runner import PYTHON, Runner
@@ -96,26 +96,31 @@ def run_table(args: argparse.Namespace, runner: Runner, name: str, rows: Sequenc
     settings = {key: getattr(args, key) for key in ONLY_FOR["scenes"]} if args.data == "scenes" else {}
     scale = {"data": args.data, "seeds": args.seeds, **settings}
     title = f"PCME++, {table.where}: {table.about}"
-    print(write_pages(args.out / name, title, table, outcomes, scale, chance(runner.scale, table, args.seeds)))
+    print(write_pages(args.out / name, title, table, outcomes, scale, baselines(runner.scale, table, args.seeds)))
     print(f"{time.monotonic() - begin:.0f} s.\n", flush=True)
     return any(outcome.logs for outcome in outcomes)
 
 
-def chance(scale: Scale, table: Table, seeds: int) -> Mapping[str, float]:
-    """Each column for a random order of the held-out scenes, the mean over seeds; {} on COCO."""
+def baselines(scale: Scale, table: Table, seeds: int) -> dict[str, dict[str, float]]:
+    """What rankings give that look at no query, by name and column, the mean over seeds; {} on COCO."""
     if not isinstance(scale, Scenes):
         return {}
     if table.task == "zeroshot":
-        return {column.name: 100 / len(CLASSES) for column in table.columns}
-    found = []
-    for seed in range(seeds):
-        if (folder := scale.data(seed) / "retrieval").is_dir():
-            found.append({"metrics": retrieval_chance(read_captioned(str(folder)))})
+        return {"chance": {column.name: 100 / len(CLASSES) for column in table.columns}}
+    folders = [folder for seed in range(seeds) if (folder := scale.data(seed) / "retrieval").is_dir()]
+    drawn = [read_captioned(str(folder)) for folder in folders]
+    return {
+        "chance": _columns(table, [retrieval_chance(data) for data in drawn]),
+        "one order for all queries": _columns(table, [retrieval_prior(data) for data in drawn]),
+    }
+
+
+def _columns(table: Table, found: Sequence[Mapping[str, float]]) -> dict[str, float]:
     columns: dict[str, float] = {}
     for column in table.columns:
         try:
-            values = [column.value(each, "cosine", "scenes") for each in found]
-        except KeyError:  # an uncertainty has no chance level
+            values = [column.value({"metrics": metrics}, "cosine", "scenes") for metrics in found]
+        except KeyError:  # an uncertainty has no such level
             values = []
         columns[column.name] = math.fsum(values) / len(values) if values else math.nan
     return columns

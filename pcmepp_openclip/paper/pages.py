@@ -22,7 +22,7 @@ column that is listed below. The two are on different scales: what can be compar
 means over seeds, ± half of the range from the lowest to the highest.""",
     "coco": "Both are of COCO. Ours are means over seeds, ± half of the range from the lowest to the highest.",
 }
-Chance = Mapping[str, float]
+Baselines = Mapping[str, Mapping[str, float]]  # by name, and by column
 
 
 def shown_columns(table: Table, data: str) -> list[Column]:
@@ -38,7 +38,9 @@ def spread(values: Sequence[float], digits: int) -> str:
     return mean if len(values) == 1 else f"{mean} ±{(max(values) - min(values)) / 2:.{digits}f}"
 
 
-def cells(table: Table, outcomes: Sequence[Outcome], data: str, chance: Chance) -> tuple[list[str], list[list[str]]]:
+def cells(
+    table: Table, outcomes: Sequence[Outcome], data: str, baselines: Baselines
+) -> tuple[list[str], list[list[str]]]:
     """The header and the rows of the table, with the paper's numbers and ours in pairs of columns."""
     columns = shown_columns(table, data)
     header = ["", *(cell for column in columns for cell in (f"{column.name}, paper", "ours"))]
@@ -54,8 +56,8 @@ def cells(table: Table, outcomes: Sequence[Outcome], data: str, chance: Chance) 
                 "failed" if outcome.logs else spread(ours, column.digits),
             ]
         rows.append(line)
-    if chance:
-        rows.append(["chance", *(x for c in columns for x in ("–", spread([chance[c.name]], c.digits)))])
+    for name, numbers in baselines.items():
+        rows.append([name, *(x for c in columns for x in ("–", spread([numbers[c.name]], c.digits)))])
     return header, rows
 
 
@@ -107,7 +109,9 @@ def order_lines(found: Sequence[tuple[str, str, Agreement]]) -> list[str]:
     return [f"{f'{group}, ' if group else ''}{column}: {result}." for group, column, result in found]
 
 
-def as_json(table: Table, outcomes: Sequence[Outcome], scale: Mapping[str, Any], chance: Chance) -> dict[str, Any]:
+def as_json(
+    table: Table, outcomes: Sequence[Outcome], scale: Mapping[str, Any], baselines: Baselines
+) -> dict[str, Any]:
     data, names = str(scale["data"]), [column.name for column in table.columns]
     return {
         "table": table.about,
@@ -130,7 +134,10 @@ def as_json(table: Table, outcomes: Sequence[Outcome], scale: Mapping[str, Any],
             }
             for outcome in outcomes
         ],
-        "chance": {name: value for name, value in chance.items() if not math.isnan(value)},
+        "baselines": {
+            name: {column: value for column, value in numbers.items() if not math.isnan(value)}
+            for name, numbers in baselines.items()
+        },
         "order": [
             {"group": group, "column": column, **vars(result)}
             for group, column, result in orders(table, outcomes, data)
@@ -140,14 +147,14 @@ def as_json(table: Table, outcomes: Sequence[Outcome], scale: Mapping[str, Any],
 
 
 def write_pages(
-    folder: Path, title: str, table: Table, outcomes: Sequence[Outcome], scale: Mapping[str, Any], chance: Chance
+    folder: Path, title: str, table: Table, outcomes: Sequence[Outcome], scale: Mapping[str, Any], baselines: Baselines
 ) -> str:
     """Write results.json, table.md and index.html; what to print."""
     data = str(scale["data"])
-    header, rows = cells(table, outcomes, data, chance)
+    header, rows = cells(table, outcomes, data, baselines)
     order, said = order_lines(orders(table, outcomes, data)), notes(table, outcomes, data)
     meanings = [[c.name, c.meaning] for c in shown_columns(table, data)] if data == "scenes" else []
-    content = json.dumps(as_json(table, outcomes, scale, chance), indent=1)
+    content = json.dumps(as_json(table, outcomes, scale, baselines), indent=1)
     markdown = "\n\n".join(
         [f"# {title}", LEAD[data], markdown_table(header, rows), *(f"- {x}" for x in [*order, *said])]
         + ([markdown_table(["column", "on the scenes"], meanings)] if meanings else [])

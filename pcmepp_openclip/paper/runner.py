@@ -95,6 +95,9 @@ class Runner:
                     except Failed as failure:
                         logs[key, seed] = failure.log
                         bar.write(f"{key}, seed {seed}: failed, {failure}", file=sys.stderr)
+                    else:
+                        if bar.disable:  # in a log
+                            print(f"{key}, seed {seed}: done", flush=True)
                     bar.set_postfix_str(f"{key}, seed {seed}")
                     bar.update()
             except BaseException:

@@ -80,7 +80,12 @@ class Recipe:
             self.best = BestCheckpoint(self.settings.checkpoints, self.distance)
 
     def around_backward(self, model: nn.Module, epoch: int, steps: int, step: Callable[[], int]) -> FrozenEpoch | None:
-        return frozen_epoch(self.flags, model, epoch, steps, step)
+        around = frozen_epoch(self.flags, model, epoch, steps, step)
+        if around is not None and self.settings.rank == 0:
+            what = f"{len(around.frozen)} tensors of frozen towers are not trained" if around.frozen else ""
+            warm = "" if around.share is None else "the loss is warmed up"
+            logging.info("Epoch %d: %s.", epoch, " and ".join(filter(None, (what, warm))))
+        return around
 
     def end_epoch(self, model: nn.Module, epoch: int) -> None:
         """After the last step of an epoch, and before its checkpoint: once that is there, no epoch is repeated."""
