@@ -308,23 +308,20 @@ def test_the_draws_depend_on_the_seed_of_a_sample_alone():
     assert torch.equal(kept_tokens(seeds[2:3], 200, 0.1)[0], kept[2])
 
 
-def labelled(images, seeds) -> LabelledImages:
-    own = torch.arange(len(images))
-    return LabelledImages(images, own, own, torch.ones(len(images)), seeds)
-
-
 def test_dropped_tokens_are_pooled_neither_for_the_mean_nor_for_the_log_variance():
     model = gpo_model("vit", image_token_augment=0.5)
     images, texts = kind_batch(model, samples=6)
     seeds = torch.arange(10, 16)
     kept = kept_tokens(seeds, 17, 0.5)
     whole, slow = model(images, texts), slow_forward(model, images, texts, kept)
-    assert_close(model(labelled(images, seeds), texts), whole)  # not in evaluation
+    assert_close(model(LabelledImages(images, token_seed_N=seeds), texts), whole)  # not in evaluation
     model.train()
-    found = model(labelled(images, seeds), texts)
+    found = model(LabelledImages(images, token_seed_N=seeds), texts)
     assert_close({name: found[name] for name in slow}, slow, tolerance=5e-6)
-    assert_close(model(labelled(images, seeds), texts), found, tolerance=0)  # and in the next forward pass
-    assert_close(model(labelled(images, None), texts), whole)
+    assert_close(
+        model(LabelledImages(images, token_seed_N=seeds), texts), found, tolerance=0
+    )  # and in the next forward pass
+    assert_close(model(LabelledImages(images, token_seed_N=None), texts), whole)
     changed = (found["image_logvar"] - whole["image_logvar"]).abs().amax(dim=1) > 1e-6
     assert torch.equal(changed, ~kept.all(dim=1)) and 0 < changed.sum() < 6
 
