@@ -13,8 +13,10 @@ Shape suffixes used in this package:
 """
 
 import contextlib
+import functools
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -54,6 +56,22 @@ def full_precision(x: Tensor) -> AbstractContextManager:
     """Switches autocast off on the device of `x`: distances and losses are computed in fp32 under any precision."""
     kind = x.device.type
     return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else contextlib.nullcontext()
+
+
+Backward = TypeVar("Backward", bound=Callable[..., Any])
+
+
+def full_precision_backward(backward: Backward) -> Backward:
+    """Decorates the `backward` of an autograd function whose forward pass was in full precision: a user may call
+    `loss.backward()` within autocast, whose dtypes are not those of the saved tensors. Torch has `custom_bwd` for it,
+    which wants the kind of device when the class is defined."""
+
+    @functools.wraps(backward)
+    def in_full_precision(ctx: Any, grad: Tensor, *grads: Tensor) -> Any:
+        with full_precision(grad):
+            return backward(ctx, grad, *grads)
+
+    return cast(Backward, in_full_precision)
 
 
 def _hash(x_ND: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..gaussian import full_precision_backward
 from .collectives import all_reduce
 from .labels import LabelledPairs, Labels
 from .matching import pairs_divisor
@@ -133,6 +134,7 @@ class PairLosses(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
+    @full_precision_backward
     def backward(ctx: Any, g_contrastive: Tensor, g_match: Tensor, g_pp: Tensor, *_: Tensor) -> Any:
         v_nD, t_ND, o_n, o_N, s, a, b, row_lse_n, column_lse_N = ctx.saved_tensors
         n, N, first, labels = len(v_nD), len(t_ND), ctx.first, ctx.labels

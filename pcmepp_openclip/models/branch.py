@@ -37,6 +37,11 @@ class Branch:
         raise NotImplementedError
 
     @property
+    def bias(self) -> nn.Parameter | None:
+        """The bias of the log-variances, [D], if there is one."""
+        raise NotImplementedError
+
+    @property
     def blocks(self) -> Sequence[nn.Module]:
         """The copies of a tower's blocks that the branch is made of; () where it is a head of its own."""
         return ()

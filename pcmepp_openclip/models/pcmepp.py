@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -115,6 +116,21 @@ class ProbabilisticModel(nn.Module):
     def text_branch(self) -> Branch:
         cfg = self.pcmepp_cfg
         return BRANCHES[cfg.text_head, cfg.pool](host.text_tower(self), cfg)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ProbabilisticModel":
+        """What `to`, `half`, `cuda` and the like do to every tensor. A cast to 16 bit, as for --precision pure_bf16,
+        leaves a, b, the logit scale and bias, and the biases of the log-variances in fp32: they are far from 0 and
+        change little in a step, which 16 bit would round away, so that they would never be trained."""
+        scalars = [self.logit_scale, self.logit_bias, self.image_branch.bias, self.text_branch.bias]
+        scalars += [getattr(self, name, None) for name in ("negative_scale", "shift")]
+        kept = {id(tensor) for x in scalars if x is not None for tensor in (x, x.grad)}
+
+        def cast(tensor: Tensor) -> Tensor:
+            new = fn(tensor)
+            is_short = id(tensor) in kept and torch.finfo(new.dtype).bits < 32
+            return tensor.to(new.device, torch.float32) if is_short else new
+
+        return super()._apply(cast, recurse)
 
     @property
     def match_scale(self) -> Tensor:

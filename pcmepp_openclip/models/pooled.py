@@ -45,6 +45,10 @@ class GPOBranch(Branch):
         return [self._transformer, getattr(self.tower.holder, LOGVAR)]
 
     @property
+    def bias(self) -> nn.Parameter | None:
+        return getattr(self.tower.holder, LOGVAR).bias
+
+    @property
     def dtype(self) -> torch.dtype:
         return self._transformer.get_cast_dtype()
 

@@ -43,6 +43,10 @@ class SplitBranch(Branch):
         return [getattr(self.tower.holder, BLOCKS)]
 
     @property
+    def bias(self) -> nn.Parameter | None:
+        return getattr(self.tower.holder, self.tower.bias)
+
+    @property
     def blocks(self) -> Sequence[nn.Module]:
         return Stack.of(getattr(self.tower.holder, BLOCKS)).blocks
 
@@ -72,7 +76,7 @@ class SplitBranch(Branch):
         tower, holder = self.tower, self.tower.holder
         blocks = Stack.of(getattr(holder, BLOCKS))
         x_N1C = pool_last_block(blocks, tokens.x_NLC, tower.token(tokens), tower.mask(tokens))
-        return logvar_of(x_N1C.squeeze(1), getattr(holder, tower.projection), getattr(holder, tower.bias))
+        return logvar_of(x_N1C.squeeze(1), getattr(holder, tower.projection), self.bias)
 
     def _shared(self) -> Stack:
         return self.tower.stack(stop=-self.cfg.head_layers)

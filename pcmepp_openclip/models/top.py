@@ -39,6 +39,10 @@ class TopBranch(Branch):
         return [self.head]
 
     @property
+    def bias(self) -> nn.Parameter | None:
+        return self.head.bias
+
+    @property
     def dtype(self) -> torch.dtype:
         return self.head.dtype
 
