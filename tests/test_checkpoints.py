@@ -210,10 +210,26 @@ def test_random_numbers_go_on(tmp_path):
     draw = lambda: (torch.rand(3).tolist(), random.random(), numpy.random.rand(3).tolist(), random.gauss(0, 1))  # noqa: E731
     draw()
     write(tmp_path, "epoch_1.pt")
-    checkpoints.save({"rng": rng.state()}, tmp_path / "epoch_2.pt")
+    checkpoints.save({"rng": rng.state("cpu")}, tmp_path / "epoch_2.pt")
     first = draw()
-    rng.restore(checkpoints.load(tmp_path / "epoch_2.pt")["rng"])
+    rng.restore(checkpoints.load(tmp_path / "epoch_2.pt")["rng"], "cpu")
     assert draw() == first
+
+
+def test_the_random_numbers_of_a_gpu_are_those_of_the_runs_own(monkeypatch):
+    """The current device need not be the one of --device cuda:1."""
+    states, touched = {"cuda:1": torch.tensor([1], dtype=torch.uint8)}, []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device="cuda": (touched.append(device), states[device])[1])
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda new, device="cuda": states.update({device: new}))
+    saved = rng.state("cuda:1")
+    states["cuda:1"] = torch.tensor([2], dtype=torch.uint8)
+    rng.restore(saved, "cuda:1")
+    assert states["cuda:1"].item() == 1
+    rng.restore(saved, "cuda:3")  # resumed on another one
+    assert states["cuda:3"].item() == 1
+    rng.restore(saved, "cpu")
+    assert "cuda" not in rng.state("cpu") and states.keys() == {"cuda:1", "cuda:3"} and touched == ["cuda:1"]
 
 
 def test_a_saver_names_a_file_when_it_is_on_the_disk_and_goes_on_behind_a_failure(tmp_path, caplog):

@@ -43,6 +43,20 @@ def test_an_exact_pass_sees_everything_once_but_for_the_last_batch(shards, batch
     assert data.dataloader.last.filled == len(seen) - total
 
 
+def test_without_workers_the_gpus_keep_their_random_numbers(shards, monkeypatch):
+    """The transforms are seeded in the training process then, for whose GPU torch.manual_seed would count too."""
+    seeded = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    torch.manual_seed(1)
+    assert seeded == [1]  # as torch does
+    before = torch.get_rng_state()
+    first = [images for images, _ in load(arguments(shards, batch_size=64), jitter).dataloader]
+    assert seeded == [1] and torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    again = [images for images, _ in load(arguments(shards, batch_size=64), jitter).dataloader]
+    assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
+
+
 @pytest.mark.parametrize("resampled", [False, True])
 def test_batches_depend_on_seed_and_epoch_and_not_on_workers(shards, resampled):
     def epochs(**changed):

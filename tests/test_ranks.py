@@ -63,6 +63,9 @@ def csd_cases():
         for world, accum in ((1, 1), (1, 2), (2, 2), (3, 1)):
             name = f"{distance}-w{world}-k{accum}"
             yield {"name": name, "world": world, "accum": accum, "distance": distance, "weights": WEIGHTS}
+    for world, accum in ((2, 2), (3, 1)):  # each rank sees its own share, as in a step that is not logged
+        name = f"shares-w{world}-k{accum}"
+        yield {"name": name, "world": world, "accum": accum, "distance": "csd", "weights": WEIGHTS, "shares": True}
     # ablations, which DDP refuses if a parameter gets no gradient
     ablations = {f"no-{off}": {**WEIGHTS, off: 0.0} for off in WEIGHTS}
     ablations |= {f"only-{on}": {name: w * (name == on) for name, w in WEIGHTS.items()} for on in WEIGHTS}

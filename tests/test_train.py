@@ -189,6 +189,29 @@ def test_a_loss_that_is_not_finite_stops_the_run(run, monkeypatch):
     assert not (run.folder / "run/checkpoints/epoch_2.pt").exists()
 
 
+def test_fp16_skips_steps_that_are_not_finite_up_to_a_limit(run, monkeypatch):
+    stock, bad = pp.PCMEppLoss.forward, {1}
+
+    def broken(self, *args, **kwargs):
+        out = stock(self, *args, **kwargs)
+        return {name: term * math.nan for name, term in out.items()} if self.step in bad else out
+
+    monkeypatch.setattr(pp.PCMEppLoss, "forward", broken)
+    code, log = run("--log-every-n-steps", "2", precision="amp", samples=16, **{"batch-size": 4})
+    assert code == 0 and log.count("The loss was not finite at step 1 (contrastive_loss nan") == 1
+    assert log.count("the step was skipped") == 1
+    saved = torch.load(run.folder / "run/checkpoints/epoch_1.pt", weights_only=True)
+    skipped = 16 - math.log2(saved["scaler"]["scale"])  # maybe also the first one, while the scale is searched for
+    assert skipped >= 1 and {int(x["step"]) for x in saved["optimizer"]["state"].values()} == {4 - skipped}
+    assert all(tensor.isfinite().all() for tensor in saved["state_dict"].values())
+    bad |= set(range(4, 24))
+    with pytest.raises(
+        RuntimeError, match=r"not finite at step .* loss scale of --precision amp fell to .*epoch_\d\.pt"
+    ):
+        run("--resume", "latest", precision="amp", samples=16, epochs=6, **{"batch-size": 4})
+    assert not (run.folder / "run/checkpoints/epoch_6.pt").exists()
+
+
 def test_a_warning_when_the_variance_drowns_the_means(run):
     _, log = run("--init-logvar-bias", "2", lr=0)
     assert log.count("The variances dominate the means") == 1

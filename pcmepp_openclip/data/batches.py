@@ -256,7 +256,7 @@ def _seeded(seed: int) -> Iterator[None]:
     """Seed the random numbers of the transforms, and restore them: without workers this is the training process."""
     python, arrays = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPUs as well
         random.seed(seed)
         np.random.seed(seed % 2**32)
         try:

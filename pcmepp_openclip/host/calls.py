@@ -9,14 +9,24 @@ from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import open_clip
+import torch
 from torch import Tensor
 
 from . import seams
-from .trainer import train
+from .parallel import is_compiled
+from .trainer import get_autocast, train
 
 VALIDATION = ("val", "imagenet-val", "imagenet-v2")  # the keys of validation data in what `get_data` returns
 
 stock_train_one_epoch = train.train_one_epoch
+
+
+def computing(args: Any) -> dict[str, Any]:
+    """How `main` computes with these arguments, once it has set up the device: device, autocast, dtype of images."""
+    device = torch.device(args.device)
+    autocast = get_autocast(args.precision, device_type=device.type)
+    return {"device": device, "autocast": autocast, "dtype": open_clip.get_input_dtype(args.precision)}
 
 
 class _Call:
@@ -46,6 +56,14 @@ class EpochCall(_Call):
         self.optimizer: Any = self._argument("optimizer")
         self.scaler: Any = self._argument("scaler")
         self.tb_writer: Any = self._argument("tb_writer")
+
+    @property
+    def computing(self) -> dict[str, Any]:
+        return computing(self._argument("args"))
+
+    @property
+    def is_compiled(self) -> bool:
+        return is_compiled(self.model)
 
     def run(
         self,

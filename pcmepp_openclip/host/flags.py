@@ -28,6 +28,7 @@ READ = (  # the flags of open_clip that are read here
     *("train_num_samples", "val_frequency", "logs", "name", "resume", "lr", "beta1", "beta2", "lr_scheduler"),
     *("skip_scheduler",),
     *("save_frequency", "save_most_recent", "delete_previous_checkpoint", "torchscript", "use_bnb_linear"),
+    *("grad_checkpointing",),
 )
 AT_LEAST = {"batch_size": 1, "accum_freq": 1, "epochs": 1, "workers": 0, "log_every_n_steps": 1}
 SLOW_ON_CPU = ("amp", "fp16", "pure_fp16")  # "amp" is open_clip's default; bfloat16 is fast on many CPUs
@@ -63,6 +64,7 @@ class RunSettings:
     """What the parts of a run need of its flags, once open_clip has set up its ranks and its folder.
 
     Arguments:
+        device: that of this rank, such as "cuda:1".
         logs, name: of the run folder, LOGS/NAME.
         trains, validates: whether there are data for it.
         keep_epochs: whether the checkpoint of every epoch is kept, not only the newest.
@@ -76,6 +78,7 @@ class RunSettings:
     rank: int
     world_size: int
     distributed: bool
+    device: str
     logs: Path
     name: str
     resume: str | None
@@ -117,6 +120,7 @@ def run_settings(args: Namespace, keep_latest: bool) -> RunSettings:
         rank=args.rank,
         world_size=args.world_size,
         distributed=args.distributed,
+        device=args.device,
         logs=Path(args.logs),
         name=args.name,
         resume=args.resume,
@@ -137,6 +141,20 @@ def run_settings(args: Namespace, keep_latest: bool) -> RunSettings:
         save_retry_minutes=args.save_retry_minutes,
         rank_timeout_minutes=args.rank_timeout_minutes,
     )
+
+
+@dataclass(frozen=True)
+class MemoryFlags:
+    """The flags that a user can change where the memory of a GPU is not enough."""
+
+    batch_size: int
+    accum_freq: int
+    precision: str
+    grad_checkpointing: bool
+
+
+def memory_flags(args: Namespace) -> MemoryFlags:
+    return MemoryFlags(**{name: getattr(args, name) for name in MemoryFlags.__dataclass_fields__})
 
 
 @dataclass(frozen=True)

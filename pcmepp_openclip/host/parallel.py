@@ -65,6 +65,11 @@ def ddp_class(passes: int, on_use: Callable[[], None] = lambda: None) -> type[DD
     return RunDDP
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """Whether `main` has compiled the model."""
+    return hasattr(model, "_orig_mod")
+
+
 def innermost(model: nn.Module) -> nn.Module:
     """The model within what `main` wraps it in: DDP, torch.compile."""
     for wrapper in ("_orig_mod", "module"):

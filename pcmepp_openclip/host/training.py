@@ -19,12 +19,20 @@ from open_clip.tokenizer import HFTokenizer
 from torch import nn
 
 from . import flags, registration, seams
-from .calls import VALIDATION, EpochCall, ValidationCall, metrics_of, stock_evaluate
+from .calls import VALIDATION, EpochCall, ValidationCall, computing, metrics_of, stock_evaluate
 from .data import bounded
 from .parallel import ddp_class, innermost, load_optimizer
-from .trainer import get_autocast, logger, main, world_info_from_env
+from .trainer import logger, main, world_info_from_env
 
-__all__ = ["innermost", "metrics_of", "run_main", "stock_evaluate", "stock_get_data", "world_info_from_env"]
+__all__ = [
+    "computing",
+    "innermost",
+    "metrics_of",
+    "run_main",
+    "stock_evaluate",
+    "stock_get_data",
+    "world_info_from_env",
+]
 
 stock_get_data = main.get_data
 stock_pt_load = main.pt_load
@@ -72,13 +80,6 @@ def run_main(
             in every pass, as open_clip does.
     """
     return _Main(args, begin, get_data).run(argv, passes)
-
-
-def computing(args: Namespace) -> dict[str, Any]:
-    """How `main` computes with these arguments, once it has set up the device: device, autocast, dtype of images."""
-    device = torch.device(args.device)
-    autocast = get_autocast(args.precision, device_type=device.type)
-    return {"device": device, "autocast": autocast, "dtype": open_clip.get_input_dtype(args.precision)}
 
 
 class _Main:

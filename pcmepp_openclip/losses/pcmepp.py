@@ -49,6 +49,9 @@ class PCMEppLoss(nn.Module):
     Some terms depend on the position in a run: set `epoch` and `step` before a call, as the training loop does. The
     triplet loss has a warm-up in epochs, and PCME's draws new noise in each step.
 
+    The value takes an all-reduce that no gradient needs. With `global_value` False there is none, and the terms are
+    this rank's shares, whose mean over ranks is the value: the training loop does so in steps that it does not log.
+
     With `diagnose` set, a call also records what a user wants to see of it (see `diagnostics.py`); `read_diagnostics`
     returns that. Neither the value nor a gradient depends on it.
     """
@@ -72,6 +75,7 @@ class PCMEppLoss(nn.Module):
         self.settings, self.seed = settings or TermSettings(), seed
         self.epoch = self.step = 0
         self.constant_means = train_means_by == "contrastive"
+        self.global_value = True
         self.diagnose = False
         self.diagnostics: dict[str, Tensor] = {}
 
@@ -147,7 +151,7 @@ class PCMEppLoss(nn.Module):
         # The first entry is part of no term: where all pairwise terms have a weight of 0, it gives their parameters a
         # gradient of 0, since DDP expects one for every parameter.
         stacked = torch.stack([batch.pairs.contrastive, *values])
-        if self.world_size > 1:
+        if self.world_size > 1 and self.global_value:
             stacked = MeanOverRanks.apply(stacked)
         return {f"{name}_loss": weights[name] * value for name, value in zip(weights, stacked[1:], strict=True)}
 

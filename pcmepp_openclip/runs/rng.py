@@ -1,4 +1,8 @@
-"""The state of all random number generators of a process, as tensors and plain types."""
+"""The state of all random number generators that a run draws from, as tensors and plain types.
+
+Of the GPUs of a machine it is that of the run's own: the state of another one says nothing about the run, and reading
+it would take memory there.
+"""
 
 import random
 from typing import Any
@@ -7,7 +11,12 @@ import numpy
 import torch
 
 
-def state() -> dict[str, Any]:
+def state(device: str) -> dict[str, Any]:
+    """The states at this moment.
+
+    Arguments:
+        device: the device that the run computes on, such as "cpu" or "cuda:1".
+    """
     version, words, gauss = random.getstate()
     kind, keys, place, has_gauss, cached = numpy.random.get_state(legacy=True)
     out = {
@@ -15,16 +24,17 @@ def state() -> dict[str, Any]:
         "python": [version, torch.tensor(words, dtype=torch.int64), gauss],
         "numpy": [kind, torch.from_numpy(numpy.asarray(keys, dtype="int64")), place, has_gauss, cached],
     }
-    if torch.cuda.is_available():
-        out["cuda"] = torch.cuda.get_rng_state()
+    if torch.device(device).type == "cuda":
+        out["cuda"] = torch.cuda.get_rng_state(device)
     return out
 
 
-def restore(saved: dict[str, Any]) -> None:
+def restore(saved: dict[str, Any], device: str) -> None:
+    """Set all generators to what `state` has returned, on any device; that of a GPU needs one on both sides."""
     torch.set_rng_state(saved["torch"])
     version, words, gauss = saved["python"]
     random.setstate((version, tuple(words.tolist()), gauss))
     kind, keys, place, has_gauss, cached = saved["numpy"]
     numpy.random.set_state((kind, keys.numpy().astype("uint32"), place, has_gauss, cached))
-    if "cuda" in saved and torch.cuda.is_available():
-        torch.cuda.set_rng_state(saved["cuda"])
+    if "cuda" in saved and torch.device(device).type == "cuda":
+        torch.cuda.set_rng_state(saved["cuda"], device)

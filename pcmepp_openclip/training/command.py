@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import open_clip
+import torch
 
 from .. import cache, data
 from ..config import PCMEppCfg
@@ -37,6 +38,7 @@ from .captions import check_captions
 from .coordination import EXIT_STOPPED, Stopped
 from .dry_run import dry_run
 from .hooks import TrainingHooks
+from .memory import OutOfMemory, out_of_memory_message
 from .validation import evaluate
 
 OVERRIDES = {  # flag: (key of pcmepp_cfg, type, help)
@@ -87,6 +89,8 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:  # of this rank
         print(f"pcmepp train: {data.printable(str(error))}", file=sys.stderr)
         return 2
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemory(out_of_memory_message(error, flags.memory_flags(args))) from None
 
 
 def own_parser() -> argparse.ArgumentParser:

@@ -23,6 +23,7 @@ from ..runs.lock import FolderLock, take_folder
 from .augment import BatchAugmentation
 from .coordination import RankCoordinator, Stopped
 from .finetuning import FineTuning
+from .full_length import full_length_pass, is_wanted
 from .monitor import Monitor
 from .push import Pusher
 from .recipe import Recipe
@@ -70,6 +71,7 @@ class TrainingHooks:
         self.resumed: ResumedRun | None = None
         self.revalidate = False  # whether the first epoch only needs to be validated
         self.trained = False  # whether an epoch was started
+        self.tried_full_length = False
         self.steps_per_epoch = 0
         self.augment: BatchAugmentation | None = None  # set before the first epoch
         self.save_epoch: Callable[[], None] = lambda: None  # the state at the end of the epoch, on all ranks
@@ -141,6 +143,7 @@ class TrainingHooks:
         assert self.monitor is not None
         if self.saves:
             self.pusher.start()
+        self.monitor.loss.scaler = epoch.scaler
         self.coordinator.expect_steps(running=False)
         train = epoch.data["train"]
         self.trained = True
@@ -169,6 +172,7 @@ class TrainingHooks:
             supports_position=supports_position,
             tb_writer=epoch.tb_writer,
             augment=self.augment,
+            before_first=functools.partial(self._try_full_length, epoch),
         )
         self.save_epoch = functools.partial(save, batches)
         model, watched, per_epoch = training.innermost(epoch.model), self.monitor.loss, self.steps_per_epoch
@@ -182,7 +186,7 @@ class TrainingHooks:
             self.save_epoch()
 
     def validate(self, call: ValidationCall) -> dict:
-        before = rng.state() if self.keep_rng else None
+        before = rng.state(self.settings.device) if self.keep_rng else None
         try:
             if "train" not in call.data:
                 return call.run(self.validator.evaluate)
@@ -201,7 +205,7 @@ class TrainingHooks:
             self.writer.saver.wait()  # it hands over the checkpoint that was held back for this validation
             self.pusher.release()
             if before is not None:
-                rng.restore(before)
+                rng.restore(before, self.settings.device)
 
     # What `command` calls when `main` has returned or failed.
 
@@ -238,6 +242,15 @@ class TrainingHooks:
 
     # Private helpers.
 
+    def _try_full_length(self, epoch: EpochCall, batch: Any) -> None:
+        """Before the first step of the process; not for a compiled model, whose memory is not that of the eager one."""
+        assert self.monitor is not None
+        model: Any = training.innermost(epoch.model)
+        tried, self.tried_full_length = self.tried_full_length, True
+        if not tried and not epoch.is_compiled and is_wanted(model, batch[1], epoch.computing["device"]):
+            accum_freq, loss = self.settings.accum_freq, self.monitor.loss.loss
+            full_length_pass(model, loss, epoch.optimizer, batch, accum_freq=accum_freq, **epoch.computing)
+
     def _weights(self, model: nn.Module, state_dict: dict[str, Any], epochs: int) -> dict[str, Any]:
         """A checkpoint of weights alone, after so many epochs."""
         state = {"step": epochs * self.steps_per_epoch, "samples_seen": self.progress.samples_seen}
@@ -258,7 +271,7 @@ class TrainingHooks:
         assert self.monitor is not None
         settings, (epochs, batches) = self.settings, ((epoch.index + 1, 0) if complete else (epoch.index, done))
         self.monitor.check()
-        mine = rng.state(), None if complete else start_rng
+        mine = rng.state(settings.device), None if complete else start_rng
         states, starts = zip(*self.coordinator.gather(mine), strict=True)
         self.coordinator.saved()
         self.progress.unsaved = False

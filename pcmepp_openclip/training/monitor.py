@@ -17,9 +17,13 @@ from ..runs import checkpoints, record
 from ..system.errors import RunFailed
 from .health import HealthCheck
 
+# The loss scale of fp16 starts at 65,536, halves with each skipped step and doubles after 2,000 good ones in a row.
+# Below 1 it helps no more: gradients overflow even unscaled, or the loss itself is not finite again and again.
+MIN_LOSS_SCALE = 1.0
+
 
 class NonFiniteLoss(RunFailed):
-    """The loss is not finite. Raised once, on all ranks, with the step and the terms."""
+    """The loss, or with fp16 its gradients, are not finite. Raised once, on all ranks, with the step and the terms."""
 
 
 class Monitor:
@@ -27,7 +31,7 @@ class Monitor:
 
     At open_clip's logging interval: PCME++'s diagnostics, averaged over ranks, to the console, TensorBoard and W&B,
     the warnings of `HealthCheck`, and the check that the loss was finite in every step since the last one. Between
-    these steps nothing waits for the device.
+    these steps nothing waits for the device, and ranks exchange nothing for the log.
 
     Arguments:
         loss: the loss to watch; train with `Monitor.loss`.
@@ -36,7 +40,7 @@ class Monitor:
     """
 
     def __init__(self, loss: nn.Module, settings: RunSettings, cfg: dict | None):
-        self.loss = MonitoredLoss(loss, settings.checkpoints, settings.distributed)
+        self.loss = MonitoredLoss(loss, settings.checkpoints, settings.distributed, settings.device)
         self.rank, self.wandb = settings.rank, settings.wandb
         batch = settings.samples_per_batch * settings.accum_freq
         self.health = HealthCheck(PCMEppCfg.parse(cfg).as_json(), batch, settings.warmup) if cfg else None
@@ -44,8 +48,10 @@ class Monitor:
         self.steps = 0  # of the whole run, set before its first epoch
 
     def check(self) -> None:
-        """Raise on all ranks if the loss of any step so far was not finite. Waits for the device."""
-        self.loss.check()
+        """Raise on all ranks if the loss of a step so far ends the run, see `MonitoredLoss`. Waits for the device."""
+        warning = self.loss.check()
+        if warning and self.rank == 0:
+            logging.warning(warning)
 
     def report(self, step: int, samples: int, tb_writer: Any) -> None:
         """On every rank, after a step at the logging interval."""
@@ -73,47 +79,78 @@ class Monitor:
 
 
 class MonitoredLoss(nn.Module):
-    """A loss that remembers, on its device, the first step at which it was not finite."""
+    """A loss that remembers, on its device, the first step at which it was not finite.
 
-    def __init__(self, loss: nn.Module, checkpoints: Path, distributed: bool):
+    One such step ends the run, unless gradients are scaled for fp16: a gradient that is not finite is then part of the
+    search for the scale, and the step is skipped, as in stock open_clip. There the run ends when the scale has fallen
+    below `MIN_LOSS_SCALE`.
+
+    Arguments:
+        device: that of the run.
+    """
+
+    def __init__(self, loss: nn.Module, checkpoints: Path, distributed: bool, device: str):
         super().__init__()
         self.loss = loss
         self.checkpoints, self.distributed = checkpoints, distributed
         self.step = 0
-        self.first_bad = torch.tensor(math.inf)
+        self.scaler: torch.amp.GradScaler | None = None  # of the gradients, set before the first epoch
+        self.first_bad = torch.full((), math.inf, device=device)
         self.bad_terms: dict[str, Tensor] = {}
         self.terms: dict[str, Tensor] = {}  # of the last call
 
     def before_step(self, step: int, epoch: int, logged: bool) -> None:
         self.step = step
         if isinstance(self.loss, PCMEppLoss):
-            self.loss.step, self.loss.epoch, self.loss.diagnose = step, epoch, logged
+            self.loss.step, self.loss.epoch = step, epoch
+            self.loss.diagnose = self.loss.global_value = logged
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         out = self.loss(*args, **kwargs)
         terms = {name: value.detach() for name, value in (out if isinstance(out, dict) else {"loss": out}).items()}
         with torch.no_grad():
             total = torch.stack(list(terms.values())).sum()
-            if not self.bad_terms:
-                self.first_bad, self.bad_terms = self.first_bad.to(total.device), terms
             good = torch.isfinite(total) | torch.isfinite(self.first_bad)
-            self.bad_terms = {name: torch.where(good, self.bad_terms[name], terms[name]) for name in terms}
+            before = self.bad_terms or terms
+            self.bad_terms = {name: torch.where(good, before[name], terms[name]) for name in terms}
             self.first_bad = torch.where(good, self.first_bad, float(self.step))
         self.terms = terms
         return out
 
-    def check(self) -> None:
-        """Raise on all ranks if any of them saw a loss that is not finite. Waits for the device."""
-        first_bad = self.first_bad
+    def check(self) -> str | None:
+        """Raise on all ranks if any of them saw what ends the run; else a warning about a skipped step, or None. Waits
+        for the device."""
+        skips = self.scaler is not None and self.scaler.is_enabled()
+        scale = self.scaler.get_scale() if self.scaler is not None and skips else math.inf
+        worst = torch.stack([-self.first_bad, torch.full_like(self.first_bad, -scale)])
         if self.distributed:
-            first_bad = -all_reduce(-first_bad, "max")
-        if torch.isfinite(first_bad):
-            terms = ", ".join(f"{name} {value.item():g}" for name, value in self.bad_terms.items())
-            raise NonFiniteLoss(
-                f"The loss was not finite at step {first_bad.item():.0f} ({terms}). "
-                f"{last_checkpoint(self.checkpoints)} Lower --lr, lengthen --warmup, or set --grad-clip-norm 1; with "
-                "--precision amp try amp_bf16."
+            all_reduce(worst, "max")
+        first_bad, scale = (-worst).tolist()
+        problem = ""
+        if math.isfinite(first_bad):
+            problem = f"The loss was not finite at step {first_bad:.0f} ({self._non_finite_terms(first_bad)})"
+        if skips and scale >= MIN_LOSS_SCALE:
+            self.first_bad = torch.full_like(self.first_bad, math.inf)
+            return f"{problem}: the step was skipped." if problem else None
+        if skips:
+            problem = (
+                f"{problem or f'Gradients were not finite up to step {self.step}'}, and the loss scale of --precision "
+                f"amp fell to {scale:g}, although every such step was skipped"
             )
+        if problem:
+            raise NonFiniteLoss(
+                f"{problem}. {last_checkpoint(self.checkpoints)} Lower --lr, lengthen --warmup, or set "
+                "--grad-clip-norm 1; with --precision amp try amp_bf16."
+            )
+        return None
+
+    def _non_finite_terms(self, step: float) -> str:
+        """The terms that were not finite at a step, on any rank."""
+        value_T = torch.stack(list(self.bad_terms.values()))
+        if self.distributed:
+            value_T = all_reduce(torch.where(self.first_bad == step, value_T, 0), "sum")
+        found = zip(self.bad_terms, value_T.tolist(), strict=True)
+        return ", ".join(f"{name} {x:g}" for name, x in found if not math.isfinite(x)) or "the sum of its terms"
 
     def diagnostics(self) -> dict[str, float]:
         return self.loss.read_diagnostics() if isinstance(self.loss, PCMEppLoss) else {}

@@ -91,6 +91,7 @@ class EpochSteps:
         stop: ends the run; takes a function that saves a checkpoint, and the number of steps so far.
         supports_position: whether the loader can start at the batch of `start`; otherwise batches are skipped.
         augment: what happens to each batch: (batch, index of the epoch, index of the batch) to a batch.
+        before_first: called with the first batch, before its step.
     """
 
     def __init__(
@@ -108,11 +109,13 @@ class EpochSteps:
         supports_position: bool,
         tb_writer: Any,
         augment: Callable[[Any, int, int], Any] | None = None,
+        before_first: Callable[[Any], None] = lambda _batch: None,
     ):
         self.index, self.start, self.settings, self.coordinator = index, start, settings, coordinator
         self.monitor, self.progress, self.waited = monitor, progress, batches
         self.save, self.stop = save, stop
         self.supports_position, self.tb_writer, self.augment = supports_position, tb_writer, augment
+        self.before_first = before_first
         self.batches_done, self.accumulated = start.batch, 0
         self.start_rng: dict[str, Any] | None = None  # at the start of the epoch; open_clip shuffles by it
 
@@ -121,8 +124,8 @@ class EpochSteps:
         settings, first, restored = self.settings, self.start.batch, self.start.restored
         if not self.supports_position:
             if first and restored and len(restored.get("epoch_rng") or ()) == settings.world_size:
-                rng.restore(restored["epoch_rng"][settings.rank])
-            self.start_rng = rng.state()
+                rng.restore(restored["epoch_rng"][settings.rank], settings.device)
+            self.start_rng = rng.state(settings.device)
         try:
             iterator = self._first_waited(loader)
             if first and not self.supports_position:
@@ -130,7 +133,7 @@ class EpochSteps:
                 for _ in range(first):
                     next(iterator)
             if restored and len(restored["rng"]) == settings.world_size:
-                rng.restore(restored["rng"][settings.rank])
+                rng.restore(restored["rng"][settings.rank], settings.device)
             yield from self.steps(iterator, loader.num_batches)
         except StopAsked:
             if not self.coordinator.all_wait():
@@ -164,7 +167,10 @@ class EpochSteps:
                 step = self.index * per_epoch + in_epoch
                 logged = in_epoch % settings.log_every_n_steps == 0 or in_epoch + 1 == per_epoch
                 self.monitor.loss.before_step(step, self.index, logged)
-                yield i, batch if self.augment is None else self.augment(batch, self.index, i)
+                batch = batch if self.augment is None else self.augment(batch, self.index, i)
+                if i == first:
+                    self.before_first(batch)
+                yield i, batch
                 self.progress.samples_seen += per_batch
                 self.accumulated += 1
                 bar.update(per_batch)

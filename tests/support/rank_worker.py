@@ -111,8 +111,13 @@ def one_step(case, rank, folder):
     loss = Seen(pp.PCMEppLoss(rank, world, *about, seed=case.get("seed", 0), **case["weights"]))
     loss.loss.epoch, loss.loss.step = case.get("epoch", 0), case.get("step", 0)
     loss.loss.diagnose = case.get("logged", False)
+    loss.loss.global_value = not case.get("shares", False)
     optimizer = Capture(model.parameters(), lr=0.0)
     stock_train_one_epoch(wrapped, data, loss, 0, optimizer, None, None, None, args)
+    if not loss.loss.global_value:
+        for term in loss.terms.values():
+            dist.all_reduce(term.detach())
+            term.detach().div_(world)
     seen = loss.loss.read_diagnostics() if loss.loss.diagnose else {}
     if rank == 0:
         names = [name for name, _ in model.named_parameters()]

@@ -1,0 +1,121 @@
+"""One forward and backward pass at the full text length before the first step, whose results are dropped.
+
+Texts are cut to the longest caption of their batch, so the memory of a step depends on that caption, and the longest
+one may come hours after the start: a batch that does not fit is to fail at once. There is no such pass on a CPU, where
+a step takes long, and where tensors that do not fit are not an error but swapped, or the process is killed.
+
+The pass leaves nothing behind: it does not touch `grad`, the hooks of DDP, the random number generators or the buffers
+of batch norms, so that the run, and a resumed one, go on to the bit as without it. All ranks take it together, since
+the loss exchanges the features of all ranks.
+"""
+
+import copy
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..models.cached import CachedTokens
+from ..models.pcmepp import ProbabilisticModel
+from ..runs import rng
+
+NOT_ACCUMULATED = ("logit_scale", "logit_bias")  # what the model returns once for all samples
+
+
+def is_wanted(model: nn.Module, texts: Tensor | CachedTokens, device: torch.device) -> bool:
+    """Whether later batches may have longer texts than this one, on a device whose memory is limited."""
+    cut = isinstance(texts, CachedTokens) or (isinstance(model, ProbabilisticModel) and model.texts_may_be_cut)
+    return cut and device.type != "cpu"
+
+
+def full_length_pass(
+    model: ProbabilisticModel,
+    loss: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: tuple[Any, Tensor | CachedTokens],
+    *,
+    accum_freq: int,
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager],
+    dtype: torch.dtype | None,
+) -> None:
+    """Compute what a later step will, with as much memory in use, and drop it.
+
+    Arguments:
+        model: the model itself, not what wraps it.
+        loss: without what counts or watches its calls.
+        optimizer: of the run; its state, which the first step creates, is allowed for.
+        batch: the first one of the run, on any device.
+        accum_freq: the number of batches of a step.
+        autocast, dtype: the context that the run computes in, and the dtype of images.
+    """
+    images = batch[0].to(device=device, dtype=dtype)
+    texts = at_full_length(batch[1].to(device=device), model.context_length, model.text_pad_id)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    with _unchanged(model, device):
+        later = _memory_of_later_steps(optimizer, accum_freq)
+        others = [copy.deepcopy((images, texts)) for _ in range(accum_freq - 1)]
+        with autocast():
+            features: dict[str, Tensor] = {}
+            if others:
+                with torch.no_grad():
+                    features = model(images, texts)
+            out = model(images, texts)
+            for name in features.keys() - set(NOT_ACCUMULATED):
+                out[name] = torch.cat([out[name], *[features[name]] * len(others)])
+            total = sum(loss(**out, output_dict=True).values())
+        gradients = torch.autograd.grad(total, trained, allow_unused=True)
+        del later, others, features, out, total, gradients
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device) / 1e9
+        torch.cuda.empty_cache()
+        logging.info("A pass with texts of the full %d tokens fits: %.1f GB at its peak.", model.context_length, peak)
+
+
+def at_full_length(texts: Tensor | CachedTokens, length: int, pad: int) -> Any:
+    """Token ids [N, L], or what a tower has made of them, padded to `length` tokens."""
+    if isinstance(texts, CachedTokens):
+        assert texts.text_NL is not None
+        more = length - texts.text_NL.shape[1]
+        padded = F.pad(texts.text_NL, (0, more), value=pad)
+        return CachedTokens(texts.mean_ND, F.pad(texts.x_NLC, (0, 0, 0, more)), padded)
+    return F.pad(texts, (0, length - texts.shape[1]), value=pad)
+
+
+def _memory_of_later_steps(optimizer: torch.optim.Optimizer, accum_freq: int) -> list[Tensor]:
+    """Tensors of the size of those that are there in a later step and not yet now: the state of the optimizer, and with
+    several batches per step the gradients of those before. The buckets of DDP are there from the start."""
+    gradients, states = int(accum_freq > 1), _states_per_parameter(optimizer)
+    return [
+        torch.empty_like(parameter)
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        for _ in range(gradients + (0 if parameter in optimizer.state else states))
+    ]
+
+
+def _states_per_parameter(optimizer: torch.optim.Optimizer) -> int:
+    """How many tensors of a parameter's size the optimizer keeps for it, found by a step on a small one."""
+    twin, small = copy.copy(optimizer), nn.Parameter(torch.zeros(4, 4))
+    twin.state, twin.param_groups = defaultdict(dict), [{**optimizer.param_groups[0], "params": [small]}]
+    small.grad = torch.zeros_like(small)
+    twin.step()
+    return sum(isinstance(x, Tensor) and x.shape == small.shape for x in twin.state[small].values())
+
+
+@contextmanager
+def _unchanged(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Random number generators and buffers are afterwards what they were before."""
+    numbers, buffers = rng.state(str(device)), [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        rng.restore(numbers, str(device))
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
