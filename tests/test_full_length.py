@@ -184,6 +184,7 @@ def test_a_run_with_the_pass_is_the_same_to_the_bit_and_takes_it_once(start, mon
     lengths = []
 
     def noted(model, loss, optimizer, batch, **how):
+        assert type(loss) is pp.PCMEppLoss  # and not the one that watches for values that are not finite
         lengths.append(batch[1].shape[1])
         full_length_pass(model, loss, optimizer, batch, **how)
 

@@ -93,21 +93,21 @@ def test_ranks_agree_on_a_term_that_only_one_of_them_saw(tmp_path, monkeypatch):
 
     def rank(name, values):
         watched = MonitoredLoss(Terms(), tmp_path, True, "cpu")
-        for step, value in enumerate(values):
+        for step, (match, vib) in enumerate(values):
             watched.before_step(step, 0, logged=False)
-            watched(match_loss=torch.tensor(value), vib_loss=torch.tensor(0.5))
+            watched(match_loss=torch.tensor(match), vib_loss=torch.tensor(vib))
         with pytest.raises(NonFiniteLoss) as found:
             watched.check()
         said[name] = str(found.value)
 
     monkeypatch.setattr(monitor, "all_reduce", all_reduce)
-    values = {"0": [1.0, 2.0, 3.0, math.inf], "1": [1.0, 2.0, math.nan, 4.0]}
+    values = {"0": [(1.0, 0.5), (2.0, 0.5), (3.0, math.inf)], "1": [(1.0, 0.5), (math.nan, 0.5), (4.0, 0.5)]}
     threads = [threading.Thread(target=rank, args=item, name=item[0]) for item in values.items()]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert said["0"] == said["1"] and said["0"].startswith("The loss was not finite at step 2 (match_loss nan). ")
+    assert said["0"] == said["1"] and said["0"].startswith("The loss was not finite at step 1 (match_loss nan). ")
 
 
 class Scaled:
