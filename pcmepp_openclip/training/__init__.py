@@ -10,4 +10,6 @@ bounds waiting, and `push` hands checkpoints to the Hub.
 `finetuning` has the flags for fine-tuning, and `recipe` does what they ask for: `param_groups` and `schedule` set
 learning rates, `freezing` freezes towers, `swa` averages weights and `best` keeps the best ones. `optimizers` checks
 the optimizer and its arguments.
+
+`global_batch` divides the samples of a step over the ranks.
 """
