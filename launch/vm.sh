@@ -60,7 +60,7 @@ announced() {
 
 # watch_for_notice: send USR2 to this script when the provider announces the end
 watch_for_notice() {
-    until announced; do sleep 2; done
+    until announced; do sleep 1; done
     kill -USR2 $$
 }
 
