@@ -72,6 +72,10 @@ aws | gcp | azure | none) ;;
     exit 2
     ;;
 esac
+if [[ $CLOUD != none ]] && ! command -v curl >/dev/null; then
+    echo "There is no curl to ask the metadata server with: install it, or set CLOUD=none." >&2
+    exit 2
+fi
 find_run pcmepp
 claim_run "${NPROC:-gpu}"
 

@@ -5,6 +5,7 @@ The metadata server is a real one on loopback. A stand-in for Python plays the r
 import http.server
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -211,3 +212,26 @@ def test_what_is_not_started_again(play, tmp_path, starts, variables, code, word
 def test_an_unknown_provider_is_refused(play):
     machine = play("exit 1", CLOUD="oracle")
     assert machine.start().wait(30) == 2 and machine.output == "CLOUD=oracle: there are aws, gcp, azure and none.\n"
+
+
+def test_a_machine_without_curl_is_told(play, tmp_path):
+    (tmp_path / "tools").mkdir()
+    for name in ("bash", "env", "dirname", "cat"):
+        (tmp_path / "tools" / name).symlink_to(shutil.which(name))
+    machine = play("exit 1", CLOUD="aws", PATH=str(tmp_path / "tools"))
+    assert machine.start().wait(30) == 2 and machine.output.startswith("There is no curl") and not machine.said
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--global-batch-size", "64"], "1 ranks instead of 2: accumulation keeps the global batch of 64"),
+        ([], "1 ranks instead of 2: the global batch changes with them, since --global-batch-size is not given"),
+    ],
+)
+def test_another_number_of_ranks_is_said(play, flags, words):
+    for ranks in ("2", "2", "1"):
+        machine = play("touch runs/run/done", "touch runs/run/done", "touch runs/run/done", NPROC=ranks)
+        machine.command += flags
+        assert machine.start().wait(30) == 0, machine.output
+    assert [line for line in machine.said if "instead" in line] == [f"start 0: {words}"]
