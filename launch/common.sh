@@ -20,8 +20,10 @@ export TORCH_NCCL_ASYNC_ERROR_HANDLING=1                    # a lost rank ends t
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-120}
 
 # torchrun never restarts a run: the same command resumes it from its checkpoint.
-torchrun=("${PYTHON[@]:-python3}" -m torch.distributed.run --max-restarts 0
-    '--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR2')
+torchrun_options=(--max-restarts 0 '--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR2')
+torchrun=("${PYTHON[@]:-python3}" -m torch.distributed.run "${torchrun_options[@]}")
+# The same, and its exit code is that of the first rank that failed.
+torchrun_with_code=("${PYTHON[@]:-python3}" "$launch_dir/torchrun.py" "${torchrun_options[@]}")
 # `-m --` keeps torchrun from taking --logs for an option of its own.
 module=(-m -- pcmepp_openclip.train)
 

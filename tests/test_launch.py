@@ -22,9 +22,10 @@ REPO = Path(__file__).parent.parent
 LAUNCH = REPO / "launch"
 RECIPES = sorted(path.stem for path in (LAUNCH / "recipes").iterdir())
 RUNS = {  # how LAUNCH names a launcher: what its command starts with
-    "": ["python3", "-m", "torch.distributed.run"],
-    "launch/local.sh": ["python3", "-m", "torch.distributed.run"],
-    "launch/nodes.sh": ["python3", "-m", "torch.distributed.run"],
+    "": ["python3", str(LAUNCH / "torchrun.py")],
+    "launch/local.sh": ["python3", str(LAUNCH / "torchrun.py")],
+    "launch/nodes.sh": ["python3", str(LAUNCH / "torchrun.py")],
+    "launch/vm.sh": ["python3", str(LAUNCH / "torchrun.py")],
     "bash launch/slurm.sbatch": ["srun", "--kill-on-bad-exit=0"],
     "sbatch --nodes 2 launch/slurm.sbatch": ["sbatch", "--nodes", "2", "launch/slurm.sbatch"],
 }
@@ -91,8 +92,8 @@ def test_the_paper_s_recipe():
     words = call(LAUNCH / "recipes/cc3m-cc12m-redcaps-b16.sh", "--dry-run", DATA="/data")
     args = parsed(words[words.index("pcmepp_openclip.train") + 1 :])
     assert args["train_data"] == "cc3m=/data/cc3m/*.tar::cc12m=/data/cc12m/*.tar::redcaps=/data/redcaps/*.tar"
-    wanted = {"model": "PCMEpp-ViT-B-16", "epochs": 32, "batch_size": 1024 // 8, "opt": "adamw", "lr": 5e-4, "wd": 0.2}
-    wanted |= {"beta1": 0.9, "beta2": 0.98, "eps": 1e-6, "warmup": 5 * 2000, "lr_scheduler": "cosine"}
+    wanted = {"model": "PCMEpp-ViT-B-16", "epochs": 32, "global_batch_size": 1024, "opt": "adamw", "wd": 0.2}
+    wanted |= {"lr": 5e-4, "beta1": 0.9, "beta2": 0.98, "eps": 1e-6, "warmup": 5 * 2000, "lr_scheduler": "cosine"}
     wanted |= {"vib_weight": 1e-6, "pp_weight": 0, "init_match_scale": 1, "init_match_shift": 1}
     assert {key: args[key] for key in wanted} == wanted
 
@@ -100,7 +101,7 @@ def test_the_paper_s_recipe():
 def test_the_paper_s_fine_tuning():
     words = call(LAUNCH / "recipes/coco-b32.sh", "--dry-run", DATA="/data")
     args = parsed(words[words.index("pcmepp_openclip.train") + 1 :])
-    wanted = {"epochs": 25, "batch_size": 128, "opt": "timm/adamp", "lr": 5e-4, "wd": 1e-4, "grad_clip_norm": 2}
+    wanted = {"epochs": 25, "global_batch_size": 128, "opt": "timm/adamp", "lr": 5e-4, "wd": 1e-4, "grad_clip_norm": 2}
     wanted |= {"opt_kwargs": {"wd_ratio": 0.1, "nesterov": False}, "layer_decay": 0.7, "image_lr_multiplier": 0.01}
     wanted |= {"text_lr_multiplier": 0.1, "freeze_image_epochs": 2, "freeze_text_epochs": None, "lr_drop_epochs": [15]}
     wanted |= {"swa_start_epoch": 16, "contrastive_weight": 0, "match_weight": 2, "vib_weight": 1e-4, "pp_weight": 0.1}
@@ -111,9 +112,10 @@ def test_the_paper_s_fine_tuning():
 def test_the_launchers_take_their_numbers_from_the_variables():
     words = call(LAUNCH / "nodes.sh", "--dry-run", NNODES="3", HEAD="10.0.0.1", PORT="1234", NPROC="4", RUN_ID="x")
     line = " ".join(words)
-    assert "--nnodes 3 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint 10.0.0.1:1234 --rdzv-id x -m" in line
+    assert "--nnodes 3 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint 10.0.0.1:1234 --rdzv-id x --rdzv" in line
+    assert "--rdzv-conf join_timeout=600,read_timeout=600 -m" in line
     line = " ".join(call(LAUNCH / "local.sh", "--dry-run", PYTHON="/opt/python"))
-    assert line.startswith("/opt/python -m torch.distributed.run ") and "--standalone --nproc-per-node gpu -m" in line
+    assert line.startswith(f"/opt/python {LAUNCH}/torchrun.py ") and "--standalone --nproc-per-node gpu -m" in line
 
 
 @pytest.mark.parametrize(
@@ -131,11 +133,30 @@ def test_what_is_missing_is_named(script, variables, word):
     assert done.returncode != 0 and word in done.stderr and len(done.stderr.splitlines()) == 1
 
 
+def test_the_exit_code_of_a_launcher_is_that_of_a_rank(tmp_path):
+    """The report of torchrun is printed for a crash only; otherwise the rank has said why it ended."""
+    bodies = {"import sys; sys.exit(75)": 75, "import sys; sys.exit(2)": 2, "pass": 0, "1 / 0": 1}
+    bodies["import os; os.kill(os.getpid(), 9)"] = 137
+    loop = f"""
+import sys, torchrun
+for number, body in enumerate({list(bodies)}):
+    path = {str(tmp_path)!r} + f"/{{number}}.py"
+    open(path, "w").write(body)
+    print("rank", number, file=sys.stderr)
+    print(torchrun.run(["--standalone", "--nproc-per-node", "1", path]))
+"""
+    env = {**os.environ, "PYTHONPATH": str(LAUNCH)}
+    done = subprocess.run([sys.executable, "-c", loop], env=env, capture_output=True, text=True)
+    assert [int(code) for code in done.stdout.split()] == list(bodies.values()), done.stderr
+    reported = ["Root Cause" in part for part in re.split(r"^rank \d$", done.stderr, flags=re.MULTILINE)[1:]]
+    assert reported == [code not in (0, 2, 75) for code in bodies.values()]
+
+
 def test_the_site_file_is_heard(tmp_path):
     site = tmp_path / "site.sh"
     site.write_text("PYTHON=(apptainer exec --nv 'my image.sif' python)\n")
     words = call(LAUNCH / "local.sh", "--dry-run", SITE=str(site))
-    assert words[:6] == ["apptainer", "exec", "--nv", "my image.sif", "python", "-m"]
+    assert words[:6] == ["apptainer", "exec", "--nv", "my image.sif", "python", f"{LAUNCH}/torchrun.py"]
 
 
 def test_a_launch_folder_with_a_space_under_slurm(tmp_path):

@@ -1,5 +1,7 @@
-"""launch/slurm.sbatch on a real Slurm of two nodes: finished, preempted, at its time limit, cancelled."""
+"""launch/slurm.sbatch on a real Slurm of two nodes: finished, preempted, at its time limit, cancelled, a node less."""
 
+import collections
+import json
 import os
 import re
 import shutil
@@ -112,6 +114,15 @@ class Job:
         assert self.output.count("Resuming within the epoch at batch") == (starts - 1) * self.ranks
 
 
+WATCH = """
+import os, sys
+if "LOCAL_RANK" in os.environ and "pcmepp_openclip.train" in sys.orig_argv:
+    from pathlib import Path
+    import watched_train
+    watched_train.watch(Path(os.environ["WATCHED"]))
+"""
+
+
 @pytest.fixture(scope="module")
 def cluster():
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))  # short: a socket's path has at most 107 characters
@@ -191,3 +202,41 @@ def test_what_is_cancelled_or_wrong_stays_ended(cluster):
     assert "failed without a checkpoint since it started: not requeued" in wrong.output
     time.sleep(3)
     assert cancelled.state == "CANCELLED" and "not done: requeued" not in cancelled.output
+
+
+def test_a_job_that_comes_back_with_a_node_less_keeps_its_global_batch(cluster):
+    """Two nodes, of which one is drained before the job is queued again: the same steps, and every sample once."""
+    folder = cluster.folder / "elastic"
+    write_shards(folder, shards=8, samples=SAMPLES // 8)
+    (folder / "sizes.json").write_text(json.dumps({f"{i:05d}.tar": SAMPLES // 8 for i in range(8)}))
+    (folder / "sitecustomize.py").write_text(WATCH)  # the launch scripts start ranks by a name of their own
+    path = f"{folder}:{HERE}/support:{HERE.parent}"
+    options = ["--nodes", "1-2", "--export", f"ALL,PYTHONPATH={path},WATCHED={folder}/watched"]
+    flags = ["--train-data", f"{folder}/*.tar", "--global-batch-size", str(2 * BATCH)]
+    job = Job(cluster, "elastic", 1, *flags, options=options)
+    job.freeze()
+    cluster.run("scontrol", "update", "nodename=node2", "state=drain", "reason=lost")
+    try:
+        cluster.run("scancel", "--signal", "USR2", "--batch", job.id)
+        job.until(lambda: "USR2: asking the run to save and exit" in job.output, "asked")
+        job.thaw()
+        job.until(lambda: "not done: requeued" in job.output, "stopped")
+        before = len(job.steps)
+        job.start_again()
+        job.until(lambda: job.state == "COMPLETED", "done")
+    finally:
+        cluster.run("scontrol", "update", "nodename=node2", "state=resume")
+    assert 3 <= before < len(job.steps) == SAMPLES // (2 * BATCH), job.output[-6000:]
+    assert job.steps == [(0, samples) for samples in range(2 * BATCH, SAMPLES + 1, 2 * BATCH)]
+    seen = collections.Counter(
+        tuple(token for token in row if token)
+        for path in (folder / "watched").iterdir()
+        for line in path.read_text().splitlines()
+        for row in json.loads(line)
+    )
+    assert len(seen) == SAMPLES // 2 and set(seen.values()) == {2}  # the shards have every caption twice
+    assert (
+        f"launch: job {job.id}, start 1: 1 ranks instead of 2: accumulation keeps the global batch of 16" in job.output
+    )
+    assert job.output.count("The global batch is kept on 1 ranks instead of 2: 16 (8 per rank x 1 ranks x 2 acc") == 1
+    assert (job.logs / "elastic/done").read_text() == f"{SAMPLES} samples\n"

@@ -12,7 +12,8 @@ recipe=(
     --train-data "cc3m=$DATA/cc3m/*.tar"
     --dataset-type webdataset
     --workers 6
-    --batch-size 128                # per rank: 8 ranks make 1024; keep the product
+    --global-batch-size 1024        # on any number of ranks
+    --batch-size 128                # at most, per rank and forward pass: raise it where it fits
     --epochs 32
     --lr 5e-4 --wd 0.2 --beta1 0.9 --beta2 0.98 --eps 1e-6
     --warmup 2000                   # steps

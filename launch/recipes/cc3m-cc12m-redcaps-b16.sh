@@ -12,7 +12,8 @@ recipe=(
     --train-data "cc3m=$DATA/cc3m/*.tar::cc12m=$DATA/cc12m/*.tar::redcaps=$DATA/redcaps/*.tar"
     --dataset-type webdataset
     --workers 6
-    --batch-size 128                # per rank: 8 ranks make the paper's 1024; keep the product
+    --global-batch-size 1024        # the paper's, on any number of ranks
+    --batch-size 128                # at most, per rank and forward pass: raise it where it fits
     --epochs 32
     --lr 5e-4 --wd 0.2 --beta1 0.9 --beta2 0.98 --eps 1e-6
     --warmup 10000                  # steps, five times CLIP's

@@ -13,7 +13,7 @@ recipe=(
     --val-data "$DATA/coco/val/0.tar" --val-num-samples 1000
     --dataset-type webdataset
     --workers 8
-    --batch-size 128                # on one rank; with more, keep the product
+    --global-batch-size 128         # the paper's, on one rank or more
     --epochs 25
     --captions all --caption-augment 0.2 --image-token-augment 0.2
     --mixup 2 --cutmix 2 --mix-share 0.25

@@ -16,7 +16,8 @@ recipe=(
     --init-logvar-bias -8           # the pretrained scale of 100 asks for smaller variances than a fresh one
     --cache-tokens "${CACHE:-$DATA/cc3m-tokens-b32}"
     --workers 6
-    --batch-size 512                # per rank: 8 ranks make 4096; keep the product
+    --global-batch-size 4096        # on any number of ranks
+    --batch-size 512                # at most, per rank and forward pass: raise it where it fits
     --epochs 8
     --lr 5e-4 --wd 0.2 --beta1 0.9 --beta2 0.98 --eps 1e-6
     --warmup 200                    # steps

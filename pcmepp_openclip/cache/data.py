@@ -82,7 +82,7 @@ def train_data(
     if not sum(counts):
         raise ValueError(f"--cache-tokens {folder} has no usable sample: run `pcmepp data check` on --train-data.")
     flags, position = spec.flags, host_data.Position(epoch)
-    per_epoch = flags.train_num_samples or sum(counts)
+    per_epoch = spec.filled(flags.train_num_samples or sum(counts))
     plan = EpochPlan(
         sum(counts), per_epoch, flags.batch_size, ranks.rank, ranks.world_size, seed=flags.seed, position=position
     )

@@ -1,6 +1,6 @@
 """Flags to a `DataSpec`: sources with sizes, the mix, the length of an epoch. Or one sentence that says why not."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..system.redact import redact
 from .arguments import DataFlags
@@ -21,6 +21,7 @@ class DataSpec:
         sizes: of the shards of each source, None for a source that was not counted.
         shares: the wanted share of each source in a resampled epoch; None for an exact pass.
         samples: per epoch, over all ranks, before the last batch is filled; an image counts once per caption.
+        samples_per_step: an epoch is filled up to a multiple of it, so that its steps do not depend on the ranks.
     """
 
     flags: DataFlags
@@ -28,6 +29,11 @@ class DataSpec:
     sizes: list[list[ShardSize] | None] = field(default_factory=list, repr=False)
     shares: list[float] | None = None
     samples: int = 0
+    samples_per_step: int = 1
+
+    def filled(self, samples: int) -> int:
+        """So many samples, filled up to whole steps."""
+        return -(-samples // self.samples_per_step) * self.samples_per_step
 
     @property
     def totals(self) -> list[int | None]:
@@ -48,11 +54,12 @@ class DataSpec:
         return {name: total / sum(known) for name, total in zip(names, known, strict=True)}
 
 
-def resolve(flags: DataFlags, *, ranks: int = 1, check: bool = False) -> DataSpec:
+def resolve(flags: DataFlags, *, ranks: int = 1, samples_per_step: int = 1, check: bool = False) -> DataSpec:
     """Parse the sources, read their sizes and compute the mix and the length of an epoch; ValueError for a mistake.
 
     Arguments:
         ranks: processes that train.
+        samples_per_step: --global-batch-size, 1 without it: an epoch may then end within a step.
         check: whether to look into the shards, too. One rank is enough for that.
     """
     check_caption_flags(flags)
@@ -67,7 +74,14 @@ def resolve(flags: DataFlags, *, ranks: int = 1, check: bool = False) -> DataSpe
             check_several_captions(sources, flags.captions, min(2, flags.train_data_retries))
     given = _given_sizes(flags.train_data_sizes, sources)
     sizes = [read_sizes(source, given.get(source.name)) for source in sources]
-    spec = DataSpec(flags, sources, sizes, _shares(flags, sources, sizes), _samples(flags, sources, sizes))
+    shares, samples = _shares(flags, sources, sizes), _samples(flags, sources, sizes)
+    if samples_per_step > samples:
+        raise ValueError(
+            f"An epoch of {samples:,} samples is smaller than the global batch of {samples_per_step:,}: lower "
+            "--global-batch-size."
+        )
+    spec = DataSpec(flags, sources, sizes, shares, samples, samples_per_step)
+    spec = replace(spec, samples=spec.filled(samples))
     _check_captions(spec)
     if check and not flags.dataset_resampled:
         check_shards(sum(len(source.shards) for source in sources), flags.workers, ranks)

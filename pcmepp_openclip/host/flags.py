@@ -59,6 +59,19 @@ def parse_args(argv: list[str], own_flags: Iterable[str] = ()) -> Namespace:
     return args
 
 
+def given(argv: list[str], *names: str) -> set[str]:
+    """Which of these flags of open_clip are on the command line, where their defaults do not tell."""
+    parse = ArgumentParser.parse_args
+
+    def without_defaults(parser: ArgumentParser, *args: Any) -> Namespace:
+        parser.set_defaults(**dict.fromkeys(names))
+        return parse(parser, *args)
+
+    with mock.patch.object(ArgumentParser, "parse_args", without_defaults):
+        args = params.parse_args(argv)
+    return {name for name in names if getattr(args, name) is not None}
+
+
 @dataclass(frozen=True)
 class RunSettings:
     """What the parts of a run need of its flags, once open_clip has set up its ranks and its folder.

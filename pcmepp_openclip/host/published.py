@@ -19,7 +19,8 @@ PUBLISHED = (
     *("freeze_image_epochs", "freeze_text_epochs", "warm_up_after_freeze", "swa_start_epoch"),
     *("warmup", "skip_scheduler", "lr_scheduler", "lr_cooldown_end", "lr_cooldown_power", "epochs_cooldown"),
     # the ranks
-    *("batch_size", "accum_freq", "epochs", "seed", "workers", "world_size", "ddp_static_graph", "horovod"),
+    *("global_batch_size", "batch_size", "accum_freq", "epochs", "seed", "workers", "world_size"),
+    *("ddp_static_graph", "horovod"),
     # the data
     *("aug_cfg", "image_mean", "image_std", "image_interpolation", "image_resize_mode", "dataset_type"),
     *("dataset_resampled", "train_num_samples", "val_num_samples", "val_frequency", "zeroshot_frequency"),

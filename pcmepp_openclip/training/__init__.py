@@ -11,4 +11,6 @@ longest texts before the first step, and `memory` says what to do where it is no
 `finetuning` has the flags for fine-tuning, and `recipe` does what they ask for: `param_groups` and `schedule` set
 learning rates, `freezing` freezes towers, `swa` averages weights and `best` keeps the best ones. `optimizers` checks
 the optimizer and its arguments.
+
+`global_batch` divides the samples of a step over the ranks.
 """

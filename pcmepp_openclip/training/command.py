@@ -32,7 +32,7 @@ from ..system import files
 from ..system.processes import end_children
 from ..system.redact import redact_args
 from ..system.text import did_you_mean
-from . import augment, finetuning, push
+from . import augment, finetuning, global_batch, push
 from .caching import cached_data
 from .captions import check_captions
 from .coordination import EXIT_STOPPED, Stopped
@@ -132,6 +132,7 @@ def own_parser() -> argparse.ArgumentParser:
         help="freeze the weights of both towers, and train changes of this rank to them (LoRA) in addition to the "
         "log-variance branch",
     )
+    global_batch.add_arguments(parser)
     finetuning.add_arguments(parser)
     data.add_arguments(parser)
     augment.add_arguments(parser)
@@ -177,6 +178,11 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> tuple[argparse.Namespac
     vars(args).update(vars(own))
     flags.check_numbers(args)
     check_minutes(own)
+    _, args.rank, args.world_size = training.world_info_from_env()
+    args.world_size = args.dry_run or args.world_size
+    # Before anything reads the batch size.
+    rows = data.DataFlags.from_args(args).rows
+    global_batch.resolve(args, flags.given(rest, "batch_size", "accum_freq"), multiple_of=rows)
     args.pcmepp_cfg = merged_cfg(args)
     flags.check_for_lora(args)
     finetuning.check(args)
@@ -184,8 +190,6 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> tuple[argparse.Namespac
     check_head_only(args, data_flags)
     check_captions(args)
     augment.check_arguments(args)
-    _, args.rank, args.world_size = training.world_info_from_env()
-    args.world_size = args.dry_run or args.world_size
     if args.rank == 0:
         if not args.dry_run and flags.slow_on_cpu(args):
             print(
@@ -198,7 +202,8 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> tuple[argparse.Namespac
             files.check_folder(Path(args.logs), "--logs")
         if not args.dry_run and args.cache_tokens:
             files.check_folder(Path(args.cache_tokens), "--cache-tokens")
-    spec = data.resolve(data_flags, ranks=args.world_size, check=args.rank == 0)
+    per_step = args.global_batch_size or 1
+    spec = data.resolve(data_flags, ranks=args.world_size, samples_per_step=per_step, check=args.rank == 0)
     if args.cache_tokens:
         data.check_counted(spec, "--cache-tokens")
     if args.rank == 0:
@@ -227,6 +232,8 @@ def run(args: argparse.Namespace, spec: data.DataSpec, rest: list[str]) -> int:
 
     def begin(settings: flags.RunSettings) -> TrainingHooks:
         nonlocal loop, pushing
+        if leads and args.global_batch_size:
+            logging.info("Global batch: %s.", global_batch.GlobalBatch.of(settings).with_cost)
         pushing = push.Pusher(target, settings.folder, args.hub_license, args.hub_tag)
         evaluate_fn = evaluate if probabilistic else training.stock_evaluate
         recipe = finetuning.FineTuning.from_args(args)

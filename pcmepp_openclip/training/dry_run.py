@@ -16,6 +16,7 @@ from ..models.lora import lora_state_dict
 from ..runs import checkpoints
 from . import param_groups
 from .finetuning import FineTuning
+from .global_batch import GlobalBatch
 
 
 def dry_run(args: Any, spec: data.DataSpec) -> None:
@@ -41,10 +42,9 @@ def describe(args: Any, spec: data.DataSpec) -> Iterator[tuple[str, str]]:
         for name, lr, count in param_groups.table(model, recipe, args.lr):
             yield f"  {name}", f"learning rate {lr:.4g}, {count:,} parameters"
 
-    global_batch = run.batch_size * run.world_size * run.accum_freq
     yield "ranks", str(run.world_size)
-    each = f"{run.batch_size} per rank x {run.world_size} ranks x {run.accum_freq} accumulated batches"
-    yield "global batch", f"{global_batch:,} ({each})"
+    yield "global batch", GlobalBatch.of(run).with_cost
+    global_batch = GlobalBatch.of(run).samples
     samples, sources = _samples(run, spec)
     batches = math.ceil(samples / (run.batch_size * run.world_size))
     steps = batches // run.accum_freq

@@ -128,7 +128,7 @@ class TrainingHooks:
         if batches is not None and batches < accum:
             raise ValueError(
                 f"--accum-freq {accum} is more than the {batches} batches of an epoch, which would have no step: "
-                "lower it or --batch-size, or train on more samples."
+                "lower it, --global-batch-size or --batch-size, or train on more samples."
             )
 
     def watch_loss(self, loss: nn.Module, saves: bool) -> nn.Module:

@@ -8,6 +8,7 @@ from ..host.flags import RunSettings
 from ..host.published import AT_START
 from ..models.lora import whole_state_dict
 from ..runs import checkpoints, record
+from .global_batch import GlobalBatch
 from .revalidation import lacks_validation
 from .steps import EpochStart
 
@@ -63,6 +64,7 @@ class ResumedRun:
         self.entered = True
         settings, batches = self.settings, train.dataloader.num_batches
         self._note_changes(self.training["step"])
+        self._note_global_batch(ranks_before=len(self.training["rng"]))
         seen, accum = self.training["samples_in_epoch"], settings.accum_freq
         first = min(seen // settings.samples_per_batch // accum * accum, batches)
         outdated: list[Path] = []
@@ -100,6 +102,20 @@ class ResumedRun:
         kept = {name: pair for name, pair in changed.items() if name not in AT_START}
         if kept:
             self.about["changes"] = [*(self.about.get("changes") or []), {"step": step, **kept}]
+
+    def _note_global_batch(self, ranks_before: int) -> None:
+        """Log whether the steps of a run on another number of ranks have as many samples as before."""
+        now = GlobalBatch.of(self.settings)
+        if self.settings.rank != 0 or now.ranks == ranks_before or not self.before:
+            return
+        before = GlobalBatch(self.before.get("batch_size", 0), ranks_before, self.before.get("accum_freq", 1))
+        if now.samples == before.samples:
+            logging.info("The global batch is kept on %d ranks instead of %d: %s.", now.ranks, ranks_before, now)
+        else:
+            logging.warning(
+                "On %d ranks instead of %d the global batch is %s, and was %s: give --global-batch-size %d to keep it.",
+                *(now.ranks, ranks_before, now, before, before.samples),
+            )
 
     def _outdated(self, first: int) -> list[Path]:
         """The files of the epoch that may come after new ones by their names, where batches have another size now."""

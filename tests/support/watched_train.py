@@ -7,9 +7,16 @@ from pathlib import Path
 
 def main(argv):
     from pcmepp_openclip.training import command as train
+
+    watch(Path(argv[argv.index("--logs") + 1]) / "watched")
+    return train.main(argv)
+
+
+def watch(folder):
+    """From now on, training in this process writes to the folder."""
     from pcmepp_openclip.training.steps import EpochSteps
 
-    steps, folder = EpochSteps.steps, Path(argv[argv.index("--logs") + 1]) / "watched"
+    steps = EpochSteps.steps
     folder.mkdir(exist_ok=True)
 
     def watched(self, *args):
@@ -19,4 +26,3 @@ def main(argv):
                 print(json.dumps([row.tolist() for row in batch[1]]), file=file, flush=True)
 
     EpochSteps.steps = watched
-    return train.main(argv)
