@@ -16,7 +16,6 @@ from eval_data import CLASSES, TEMPLATES, captions, png, true_matches, write_ret
 from helpers import make_model, mini_config, plain_config, plain_twin
 from hostile_tars import HARMLESS, HOSTILE
 from PIL import Image
-from ranks import Ranks
 from shard_maker import within
 
 from pcmepp_openclip import cli
@@ -182,27 +181,23 @@ def test_other_weights_or_other_data_are_encoded_anew(place, tmp_path, monkeypat
     assert encoded[4:] == ["image", "text"]
 
 
-def test_any_number_of_ranks_gives_the_same_files(place, tmp_path):
+def test_any_number_of_ranks_gives_the_same_files(ranks, place, tmp_path):
     """Also where some chunks are there already, and others are missing or half written."""
-    ranks = Ranks(tmp_path / "log")
 
     def evaluated(world, out):
         argv = arguments(place, tmp_path / out, "--retrieval", place / "scenes", "--zeroshot", place / "shapes")
-        assert ranks.run(world, argv, module="eval_rank") == [0] * world, (tmp_path / "log").read_text()[-3000:]
+        assert ranks.run(world, argv, module="eval_rank") == [0] * world, ranks.log.read_text()[-3000:]
         written = [tmp_path / out / "results.json", *(tmp_path / out / "embeddings").rglob("*.safetensors")]
         return {path.relative_to(tmp_path / out): path.read_bytes() for path in written}
 
-    try:
-        alone = evaluated(1, "alone")
-        assert len(alone) > 20 and evaluated(3, "together") == alone
-        chunks = sorted((tmp_path / "together/embeddings").rglob("*.safetensors"))
-        for path in chunks[::3]:
-            path.unlink()
-        for path in chunks[1::3]:
-            path.write_bytes(path.read_bytes()[:-100])
-        assert evaluated(2, "together") == alone
-    finally:
-        ranks.close()
+    alone = evaluated(1, "alone")
+    assert len(alone) > 20 and evaluated(3, "together") == alone
+    chunks = sorted((tmp_path / "together/embeddings").rglob("*.safetensors"))
+    for path in chunks[::3]:
+        path.unlink()
+    for path in chunks[1::3]:
+        path.write_bytes(path.read_bytes()[:-100])
+    assert evaluated(2, "together") == alone
 
 
 def test_a_plain_clip_is_evaluated_by_the_mean(place, tmp_path, results, capsys):

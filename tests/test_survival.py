@@ -13,17 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 from drawn_shards import write_csv, write_shards
-from ranks import Ranks
 
 from pcmepp_openclip import cli
 from pcmepp_openclip.runs import checkpoints
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    server = Ranks(tmp_path_factory.mktemp("ranks") / "log")
-    yield server
-    server.close()
 
 
 @pytest.fixture(scope="module")
