@@ -33,7 +33,9 @@ def main(argv: list[str] | None = None) -> int:
         finally:
             sys.stdout.flush()
     except KeyboardInterrupt:
-        print(f"\n{' '.join(['pcmepp', *sys.argv[1:2]])}: interrupted.", file=sys.stderr)
+        command = sys.argv[1:2]
+        hint = " Start again with --resume latest and the --name of the run." if command == ["train"] else ""
+        print(f"\n{' '.join(['pcmepp', *command])}: interrupted.{hint}", file=sys.stderr)
         code = 128 + signal.SIGINT
     except BrokenPipeError:  # `pcmepp ... | head`: the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains at exit

@@ -144,6 +144,12 @@ class PCMEppCfg:
         return bool(weights["match"] or weights["pp"])
 
     @property
+    def trains_clip_scale(self) -> bool:
+        """Whether the loss trains what CLIP multiplies a cosine by: InfoNCE does, and SigLIP's matching logit."""
+        by_matching = self.match_logit == "siglip" and self.trains_matching
+        return bool(loss_weights(self.weights)["contrastive"]) or by_matching
+
+    @property
     def ranks_by(self) -> str:
         """The name of the distance that the model is trained to rank by: that of the matching loss, PCME's match
         probability where that loss is trained in its place, or the cosine where nothing trains variances to rank by."""

@@ -152,6 +152,16 @@ def trained(tmp_path_factory) -> Path:
     return folder / "run"
 
 
+@pytest.fixture(scope="session")
+def ranks(tmp_path_factory):
+    """The process that real ranks are forked from: it imports everything once for all test files."""
+    from ranks import Ranks
+
+    server = Ranks(tmp_path_factory.mktemp("ranks") / "log")
+    yield server
+    server.close()
+
+
 @pytest.fixture(scope="module")
 def registries():
     """What a module registers is gone after it."""

@@ -12,7 +12,6 @@ import pytest
 import torch
 from drawn_shards import write_shards
 from open_clip.tokenizer import HFTokenizer
-from ranks import Ranks
 
 from pcmepp_openclip.data.mixup import Mixing, cut_boxes, mix_images
 from pcmepp_openclip.data.size_augment import TokenIds, augment_captions
@@ -276,7 +275,7 @@ def losses(log):
     return {(int(epoch), int(samples)): float(loss) for epoch, samples, loss in found}
 
 
-def test_a_run_of_two_ranks_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path):
+def test_a_run_of_two_ranks_that_was_killed_goes_on_as_if_it_had_not_been(ranks, tmp_path):
     data = write_shards(tmp_path / "shards", shards=4, samples=32)
     argv = ["--model", "PCMEpp-tiny", "--train-data", data, "--train-num-samples", "128", "--dataset-type"]
     argv += [
@@ -294,20 +293,17 @@ def test_a_run_of_two_ranks_that_was_killed_goes_on_as_if_it_had_not_been(tmp_pa
     ]
     argv += ["--warmup", "2", "--lr", "1e-3", "--log-every-n-steps", "1", "--resume", "latest", "--logs", tmp_path]
     argv += [*SOFT, "--mixup", "2", "--cutmix", "2", "--caption-augment", "0.2", "--save-every-minutes", "0.0001"]
-    ranks, run = Ranks(tmp_path / "ranks.log"), tmp_path / "killed"
-    try:
-        assert ranks.run(2, [*argv, "--name", "whole"]) == [0, 0], ranks.log.read_text()[-2000:]
-        pids = ranks.start(2, [*argv, "--name", "killed"])
-        end = time.monotonic() + 60
-        while not list(run.glob("checkpoints/epoch_0_batch_*.pt")):  # one is saved after the first step
-            assert time.monotonic() < end and ranks.alive(pids[1])
-            time.sleep(0.005)
-        os.kill(pids[1], signal.SIGKILL)
-        assert ranks.wait(pids)[1] == -signal.SIGKILL
-        assert checkpoints.position(checkpoints.newest_good(run / "checkpoints"))[1] > 0  # within an epoch
-        assert ranks.run(2, [*argv, "--name", "killed"]) == [0, 0]
-    finally:
-        ranks.close()
+    run = tmp_path / "killed"
+    assert ranks.run(2, [*argv, "--name", "whole"]) == [0, 0], ranks.log.read_text()[-2000:]
+    pids = ranks.start(2, [*argv, "--name", "killed"])
+    end = time.monotonic() + 60
+    while not list(run.glob("checkpoints/epoch_0_batch_*.pt")):  # one is saved after the first step
+        assert time.monotonic() < end and ranks.alive(pids[1])
+        time.sleep(0.005)
+    os.kill(pids[1], signal.SIGKILL)
+    assert ranks.wait(pids)[1] == -signal.SIGKILL
+    assert checkpoints.position(checkpoints.newest_good(run / "checkpoints"))[1] > 0  # within an epoch
+    assert ranks.run(2, [*argv, "--name", "killed"]) == [0, 0]
     whole, killed = losses(tmp_path / "whole/out.log"), losses(run / "out.log")
     assert len(whole) == 2 * 8 and killed.keys() == whole.keys()
     for step, loss in whole.items():

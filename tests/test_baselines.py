@@ -273,7 +273,9 @@ def test_a_model_is_validated_and_evaluated_by_what_it_was_trained_with(data, tm
     assert not cli.main([*evaluated, "--distances", "euclidean"])
     metrics = json.loads((tmp_path / "out/results.json").read_text())["retrieval"]["scenes"]["metrics"]
     found = {name.split("/")[0] for name in metrics if name.endswith("/image_to_text_R@1")}
-    assert found == {"csd", "entailment", "wasserstein", column, "euclidean"}
+    entailment = {"entailment"} if distance != "pcme" else set()  # without InfoNCE its scale is not trained
+    assert found == {"csd", "wasserstein", column, "euclidean"} | entailment
+    assert any(name.startswith("entailment/") for name in validated) == bool(entailment)
     assert metrics["euclidean/image_to_text_R@1"] == metrics["image_to_text_R@1"]
     assert f"captions/{column}_R@1/miss_AUROC" in metrics
 
@@ -286,6 +288,23 @@ def test_the_match_probability_of_a_model_is_by_its_own_scale_and_shift():
     assert (own.scale, own.shift, own.samples) == (2.0, 3.0, 4)
     model.pcmepp_cfg = pp.PCMEppCfg(1, None, distance="match_probability")  # whose a and b are of the logit of it
     assert columns(model, 10.0)["match_probability"] is pp.DISTANCES["match_probability"]
+
+
+@pytest.mark.parametrize(
+    "cfg, has",
+    [
+        ({}, True),
+        ({"contrastive_weight": 0.0}, False),
+        ({"contrastive_weight": 0.0, "match_logit": "siglip"}, True),
+        ({"contrastive_weight": 0.0, "match_weight": 0.0, "pcme_weight": 1.0}, False),
+    ],
+)
+def test_no_entailment_by_a_scale_that_is_not_trained(cfg, has):
+    model = build_model()[0]
+    model.pcmepp_cfg = pp.PCMEppCfg.parse({"head_layers": 1, "init_logvar_bias": None, **cfg})
+    found = columns(model, 10.0)
+    assert ("entailment" in found) == has and {"cosine", "csd", "wasserstein"} <= set(found)
+    assert "entailment" in columns(model, 10.0, ["entailment"])  # where it is asked for
 
 
 def test_evaluation_refuses_distances_that_it_cannot_rank_by(tmp_path, capsys):

@@ -6,6 +6,7 @@ Nothing here is timed: a machine under load must not fail a test.
 import itertools
 import json
 import math
+import sys
 import time
 from random import Random
 
@@ -13,8 +14,10 @@ import pytest
 import torch
 from helpers import REPO, run_python, slow_csd
 
-from benchmarks import ambiguity, flops, loss, measure, pcme, results, retrieval, step
+from benchmarks import ambiguity, drift, flops, loss, measure, pcme, results, retrieval, step, sweep
+from benchmarks.__main__ import main
 from benchmarks.measure import Row, added_memory, alone, resampled, row, turns
+from benchmarks.sweep import make_pairs
 from pcmepp_openclip import Gaussian, matching_loss
 
 MB = 2**20
@@ -243,25 +246,31 @@ def test_the_readme_shows_some_rows_of_the_table_unaltered():
         (["flops", "--compare", "pyproject.toml"], "--compare: pyproject.toml is not a table.json of an earlier run"),
     ],
 )
-def test_mistakes(args, words):
-    done = benchmarks(*args)
-    assert done.returncode == 2 and words in done.stderr
+def test_mistakes(args, words, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["benchmarks", *args])
+    monkeypatch.chdir(REPO)
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2 and words in capsys.readouterr().err
 
 
-def test_drift_has_a_row_for_every_run_and_interval():
-    done = benchmarks(*("drift", "--steps", "20", "--every", "10", "--size", "256", "--runs", "learned_from_8", "tied"))
-    assert done.returncode == 0, done.stderr
-    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
+@pytest.fixture
+def few_scenes(monkeypatch):
+    """At most 200 to measure on, in place of 1,000."""
+    for module in (drift, sweep):
+        monkeypatch.setattr(module, "make_pairs", lambda seed, size, *a, **k: make_pairs(seed, min(size, 200), *a, **k))
+
+
+def test_drift_has_a_row_for_every_run_and_interval(few_scenes, capsys):
+    drift.main(["--steps", "20", "--every", "10", "--runs", "learned_from_8", "tied"])
+    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
     assert [row[:2] for row in rows[1:]] == [[x, y] for x in ("learned_from_8", "tied") for y in ("10", "20")]
     ratio = rows[0].index("match_ratio")
     assert all(float(row[ratio]) > 1 for row in rows[1:3]) and all(float(row[ratio]) == 0.5 for row in rows[3:])
 
 
-def test_a_row_of_the_sweep_has_the_settings_that_were_asked_for():
-    done = run_python(
-        *("-m", "benchmarks.sweep", "--steps", "1", "--size", "256", "--warmup", "0", "--lr", "0"),
-        *("match_logit=tied", "match_ratio=0.4", "reduction=sum"),
-        cwd=REPO,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "| a 2.86 |" in done.stdout  # 0.4 times 14.3, half of it
+def test_a_row_of_the_sweep_has_the_settings_that_were_asked_for(few_scenes, monkeypatch, capsys):
+    settings = ["match_logit=tied", "match_ratio=0.4", "reduction=sum"]
+    monkeypatch.setattr(sys, "argv", ["sweep", "--steps", "1", "--warmup", "0", "--lr", "0", *settings])
+    sweep.main()
+    assert "| a 2.86 |" in capsys.readouterr().out  # 0.4 times 14.3, half of it

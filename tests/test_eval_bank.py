@@ -15,7 +15,7 @@ from pcmepp_openclip import DISTANCES, Gaussian, cli
 from pcmepp_openclip.ambiguity import Bank, BankEntailment, Calibration, HubnessCorrected
 from pcmepp_openclip.ambiguity.store import BANK_FILE, CALIBRATION_FILE, load_bank, save_bank, save_calibration
 from pcmepp_openclip.distances import Entailment, by_name
-from pcmepp_openclip.evaluation import coco, encode, pairs, retrieval, uncertainty
+from pcmepp_openclip.evaluation import chunks, coco, pairs, retrieval, uncertainty
 from pcmepp_openclip.evaluation.metric import as_dict
 from pcmepp_openclip.models.export import export_model
 from pcmepp_openclip.models.fingerprint import bank_fingerprint
@@ -62,7 +62,7 @@ def evaluate(place, out, *more, **kwargs):
 
 def embeddings(out, name, count):
     """What was encoded under that name, from the cache."""
-    return encode._load(next((out / "embeddings").glob(f"{name}-*/*.safetensors")), count)
+    return chunks.load_chunk(next((out / "embeddings").glob(f"{name}-*/*.safetensors")), count)
 
 
 @pytest.fixture(scope="module", params=["PCMEpp-tiny", "plain-tiny"])

@@ -16,12 +16,11 @@ from eval_data import CLASSES, TEMPLATES, captions, png, true_matches, write_ret
 from helpers import make_model, mini_config, plain_config, plain_twin
 from hostile_tars import HARMLESS, HOSTILE
 from PIL import Image
-from ranks import Ranks
 from shard_maker import within
 
 from pcmepp_openclip import cli
 from pcmepp_openclip.distances import Entailment, by_name
-from pcmepp_openclip.evaluation import datasets, encode, neighbours, retrieval, zeroshot
+from pcmepp_openclip.evaluation import chunks, datasets, encode, neighbours, retrieval, zeroshot
 from pcmepp_openclip.evaluation.metric import Metric, as_dict
 from pcmepp_openclip.gaussian import Gaussian
 from pcmepp_openclip.reports import report
@@ -140,7 +139,7 @@ def test_what_it_leaves_behind(place, results, no_report, capsys):
 
 
 def test_a_stopped_evaluation_goes_on(place, tmp_path, results, monkeypatch, no_report):
-    monkeypatch.setattr(encode, "CHUNK", 16)
+    monkeypatch.setattr(chunks, "CHUNK", 16)
     encoded, stock = [], encode.Encoder._gaussian
 
     def counted(self, batch, kind):
@@ -182,17 +181,23 @@ def test_other_weights_or_other_data_are_encoded_anew(place, tmp_path, monkeypat
     assert encoded[4:] == ["image", "text"]
 
 
-def test_any_number_of_ranks_gives_the_same_file(place, tmp_path):
-    ranks = Ranks(tmp_path / "log")
-    try:
-        for world in (1, 3):
-            argv = arguments(
-                place, tmp_path / str(world), "--retrieval", place / "scenes", "--zeroshot", place / "shapes"
-            )
-            assert ranks.run(world, argv, module="eval_rank") == [0] * world, (tmp_path / "log").read_text()[-3000:]
-    finally:
-        ranks.close()
-    assert (tmp_path / "1/results.json").read_bytes() == (tmp_path / "3/results.json").read_bytes()
+def test_any_number_of_ranks_gives_the_same_files(ranks, place, tmp_path):
+    """Also where some chunks are there already, and others are missing or half written."""
+
+    def evaluated(world, out):
+        argv = arguments(place, tmp_path / out, "--retrieval", place / "scenes", "--zeroshot", place / "shapes")
+        assert ranks.run(world, argv, module="eval_rank") == [0] * world, ranks.log.read_text()[-3000:]
+        written = [tmp_path / out / "results.json", *(tmp_path / out / "embeddings").rglob("*.safetensors")]
+        return {path.relative_to(tmp_path / out): path.read_bytes() for path in written}
+
+    alone = evaluated(1, "alone")
+    assert len(alone) > 20 and evaluated(3, "together") == alone
+    chunks = sorted((tmp_path / "together/embeddings").rglob("*.safetensors"))
+    for path in chunks[::3]:
+        path.unlink()
+    for path in chunks[1::3]:
+        path.write_bytes(path.read_bytes()[:-100])
+    assert evaluated(2, "together") == alone
 
 
 def test_a_plain_clip_is_evaluated_by_the_mean(place, tmp_path, results, capsys):
@@ -523,12 +528,12 @@ def test_damaged_embeddings_are_noticed_and_encoded_again(place, tmp_path, no_re
     images.write_bytes(damaged)
     assert evaluate(place, tmp_path, *flags) == whole
     header = 8 + int.from_bytes(data[:8], "little")
-    assert encode._load(images, 48) is not None
+    assert chunks.load_chunk(images, 48) is not None
     for bit in [*range(8 * header), *range(8 * header, 8 * len(data), 4093)]:
         damaged = bytearray(data)
         damaged[bit // 8] ^= 1 << bit % 8
         images.write_bytes(damaged)
-        found = encode._load(images, 48)
+        found = chunks.load_chunk(images, 48)
         assert found is None or found.mean.numpy().tobytes() in data, bit
 
 
@@ -549,6 +554,8 @@ def test_images_are_turned_by_their_exif_data_only_if_that_is_asked_for(place, t
         for i, (where, flags) in enumerate([(straight, ()), (folder, ()), (folder, ("--exif-orientation",))])
     )
     assert turned["exif_orientation"] and "exif_orientation" not in stored and turned["weights"] != stored["weights"]
-    embeddings = [encode._load(next((tmp_path / f"out{i}").rglob("d-images*/*.safetensors")), 8).mean for i in range(3)]
+    embeddings = [
+        chunks.load_chunk(next((tmp_path / f"out{i}").rglob("d-images*/*.safetensors")), 8).mean for i in range(3)
+    ]
     assert torch.equal(embeddings[0], embeddings[2]) and not torch.equal(embeddings[0], embeddings[1])
     assert wanted["weights"] == stored["weights"]

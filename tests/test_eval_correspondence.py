@@ -23,6 +23,7 @@ from pcmepp_openclip.evaluation import correspondence
 from pcmepp_openclip.evaluation.encode import Encoder
 from pcmepp_openclip.evaluation.metric import as_dict
 from pcmepp_openclip.evaluation.noisy_pairs import read_noisy_pairs
+from pcmepp_openclip.evaluation.recorded import other_noise
 from pcmepp_openclip.evaluation.tasks import _matching
 from pcmepp_openclip.reports import report
 
@@ -131,6 +132,53 @@ def test_the_command(place, tmp_path, capsys):
     page, printed = (tmp_path / "index.html").read_text(), capsys.readouterr().out
     assert "Noisy correspondence: d" in page and "30 pairs, 12 of them wrong" in page
     assert "Noisy correspondence: d" in printed and "wrong_pair_AUROC" in printed
+
+
+@pytest.mark.parametrize(
+    "recorded, ratio, seed, said",
+    [
+        ({"noise_ratio": 0.4, "noise_seed": 3}, 0.4, 3, None),
+        ({"noise_ratio": 0.4}, 0.4, 0, None),  # 0 is the default of the seed, which a run does not record
+        (
+            {"noise_ratio": 0.2, "noise_seed": 3},
+            0.4,
+            3,
+            "trained with --noise-ratio 0.2 --noise-seed 3, not with --noise",
+        ),
+        (
+            {"noise_ratio": 0.4, "noise_seed": 2},
+            0.4,
+            3,
+            "--noise-seed 2, not with --noise-ratio 0.4 --noise-seed 3: the",
+        ),
+        (
+            {"noise_ratio": 0.4, "noise_seed": 2},
+            0.4,
+            0,
+            "--noise-seed 2, not with --noise-ratio 0.4 --noise-seed 0: the",
+        ),
+        ({"lr": 0.1}, 0.4, 0, "was trained with no --noise-ratio, not with --noise-ratio 0.4"),
+        ({"noise_ratio": "much", "noise_seed": [1]}, 0.4, 0, "was trained with no --noise-ratio"),
+        (None, 0.4, 0, None),  # weights alone
+    ],
+)
+def test_other_noise_than_in_training_is_noted(tmp_path, recorded, ratio, seed, said):
+    torch.save({"about": {"hyperparameters": recorded}} if recorded else {}, tmp_path / "epoch_1.pt")
+    found = other_noise(str(tmp_path / "epoch_1.pt"), ratio, seed)
+    assert found is None if said is None else said in found
+    assert other_noise(None, ratio, seed) is None
+
+
+def test_the_note_is_in_the_results(place, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(report, "write_report", lambda folder, *args: folder / "index.html")
+    weights = torch.load(place / "model.pt", weights_only=True)
+    about = {"hyperparameters": {"noise_ratio": 0.4, "noise_seed": 1}}
+    torch.save({"state_dict": weights, "epoch": 1, "name": "run", "about": about}, tmp_path / "model.pt")
+    flags = ["--noisy-pairs", f"{place}/d/*.tar", "--noise-ratio", "0.4"]
+    for seed, notes in (("0", 1), ("1", 0)):
+        assert evaluate(tmp_path, tmp_path / seed, *flags, "--noise-seed", seed) == 0
+        assert len(json.loads((tmp_path / seed / "results.json").read_text())["notes"]) == notes
+        assert capsys.readouterr().err.count("note: The checkpoint was trained with --noise-ratio 0.4") == notes
 
 
 @pytest.mark.parametrize(

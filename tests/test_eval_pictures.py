@@ -119,6 +119,10 @@ def test_what_the_plane_draws():
     assert image_1.get_sizes() > image_0.get_sizes() and captions_of_1.get_sizes().max() == pictures.AREAS[1]
     assert captions_of_0.get_facecolor()[0].tolist() == image_0.get_facecolor()[0].tolist()
     assert captions_of_0.get_facecolor()[0].tolist() != image_1.get_facecolor()[0].tolist()
+    words = ["image", "its captions", "others", "larger: more uncertain"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == words
+    (axes,) = pictures.draw_plane(plane, own, None, None).axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == words[:3]  # all areas are equal
 
 
 def test_without_scikit_learn_the_extra_is_named(monkeypatch, tmp_path, capsys):

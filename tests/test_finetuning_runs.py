@@ -10,7 +10,6 @@ import open_clip
 import pytest
 import torch
 from drawn_shards import write_shards
-from ranks import Ranks
 from test_survival import in_middle, log_of, wait_for
 
 from pcmepp_openclip import cli
@@ -27,13 +26,6 @@ RECIPE = [
     *("--freeze-image-epochs", "2", "--freeze-text-epochs", "1", "--warm-up-after-freeze", "--lr-scheduler", "const"),
     *("--lr-drop-epochs", "2", "--swa-start-epoch", "2", "--save-best", "--wd", "0.1"),
 ]
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    server = Ranks(tmp_path_factory.mktemp("ranks") / "log")
-    yield server
-    server.close()
 
 
 @pytest.fixture(scope="module")

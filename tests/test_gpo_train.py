@@ -11,7 +11,6 @@ from drawn_shards import SCENES, write_shards
 from eval_data import write_retrieval
 from helpers import plain_config
 from hub_helpers import assert_same_outputs
-from ranks import Ranks
 
 from pcmepp_openclip import cli
 from pcmepp_openclip.hub.staging import PushRequest, stage
@@ -19,7 +18,7 @@ from pcmepp_openclip.runs import checkpoints
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(ranks, tmp_path_factory):
     """The folder of a run of 2 epochs, where a parameter without a gradient would be an error, and another one that was
     resumed from its first epoch."""
     folder = tmp_path_factory.mktemp("runs")
@@ -30,14 +29,10 @@ def run(tmp_path_factory):
     flags += ["--dataset-type", "webdataset", "--batch-size", "8", "--accum-freq", "2", "--epochs", "2"]
     flags += ["--precision", "fp32", "--lr", "1e-3", "--pretrained", str(folder / "plain.pt"), "--resume", "latest"]
     flags += ["--warmup", "1", "--log-every-n-steps", "1", "--logs", str(folder)]
-    server = Ranks(folder / "log")
-    try:
-        assert server.run(2, [*flags, "--name", "run"]) == [0, 0], server.log.read_text()[-3000:]
-        (folder / "resumed/checkpoints").mkdir(parents=True)
-        shutil.copy(folder / "run/checkpoints/epoch_1.pt", folder / "resumed/checkpoints")
-        assert server.run(2, [*flags, "--name", "resumed"]) == [0, 0], server.log.read_text()[-3000:]
-    finally:
-        server.close()
+    assert ranks.run(2, [*flags, "--name", "run"]) == [0, 0], ranks.log.read_text()[-3000:]
+    (folder / "resumed/checkpoints").mkdir(parents=True)
+    shutil.copy(folder / "run/checkpoints/epoch_1.pt", folder / "resumed/checkpoints")
+    assert ranks.run(2, [*flags, "--name", "resumed"]) == [0, 0], ranks.log.read_text()[-3000:]
     return folder / "run"
 
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 from drawn_shards import write_csv, write_shards
 from helpers import make_model, mini_config
-from ranks import Ranks
 
 from pcmepp_openclip.models.pcmepp import is_pcmepp_parameter
 from pcmepp_openclip.runs import checkpoints
@@ -39,13 +38,6 @@ def weights(place):
     path = place / "start.pt"
     torch.save(make_model("PCMEpp-tiny").state_dict(), path)
     return path
-
-
-@pytest.fixture(scope="module")
-def ranks(place):
-    server = Ranks(place / "ranks.log")
-    yield server
-    server.close()
 
 
 def flags(data, folder, *more, name="run", model="PCMEpp-tiny"):

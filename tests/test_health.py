@@ -13,6 +13,7 @@ FINE = {
     "variance_share": 0.1,
     "match_ratio": 0.5,
     "expected_matches": 1.0,
+    "image_miscalibration": 0.5,
     "image_agreement": 0.4,
     "text_agreement": 0.4,
 }
@@ -118,6 +119,25 @@ def test_the_flag_fits_the_run():
     assert "Use the estimate of `pcmepp bank`" in text and "--" not in text
     ((_, text),) = given({"expected_matches": 30.0}, match_logit="siglip")
     assert "Lower the logit bias" in text
+
+
+@pytest.mark.parametrize(
+    "name, value, said",
+    [
+        ("image_miscalibration", math.inf, "no pair of the batch is a match"),
+        ("image_miscalibration", 60.0, "raise --init-logvar-bias (now -5) or raise --init-match-shift (now 1)."),
+        ("expected_matches", 256.0, "raise --init-logvar-bias (now -5) or lower --init-match-shift (now 1)."),
+    ],
+)
+@pytest.mark.parametrize("distance", ["kl", "js", "bhattacharyya", "elk"])
+def test_a_distance_that_saturates_the_matching_loss_is_said_at_the_start(name, value, said, distance):
+    first = {name: lambda t: value if t == 0 else FINE[name]}
+    ((step, text),) = given(first, distance=distance)
+    assert step == 0 and said in text and f"starts saturated: by --distance {distance} " in text
+    later = {name: lambda t: FINE[name] if t == 0 else value}
+    assert not [text for _, text in given(later, distance=distance) if "saturated" in text]
+    assert not [text for _, text in given(first, distance="csd") if "saturated" in text]
+    assert given(first, distance=distance, match_weight=0.0) == []
 
 
 def test_a_long_run_settles_after_ten_thousand_steps():

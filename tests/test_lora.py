@@ -11,7 +11,6 @@ from drawn_shards import write_shards
 from helpers import assert_close, assert_same_gradients, gradients, scramble
 from hub_helpers import assert_same_outputs
 from kinds import KINDS, kind_batch, kind_model
-from ranks import Ranks
 from test_towers import OtherAttention, attention
 from torch import nn
 
@@ -241,18 +240,14 @@ def flags(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def run(flags, tmp_path_factory):
+def run(flags, ranks):
     """The folder of a run on two ranks, where a parameter without a gradient would be an error, and another one that
     was resumed from its first epoch."""
-    server = Ranks(tmp_path_factory.mktemp("ranks") / "log")
     run, resumed = flags.folder / "run", flags.folder / "resumed"
-    try:
-        assert server.run(2, flags("--lora", RANK)) == [0, 0], server.log.read_text()[-3000:]
-        (resumed / "checkpoints").mkdir(parents=True)
-        shutil.copy(run / "checkpoints/epoch_1.pt", resumed / "checkpoints")
-        assert server.run(2, flags("--lora", RANK, name="resumed")) == [0, 0], server.log.read_text()[-3000:]
-    finally:
-        server.close()
+    assert ranks.run(2, flags("--lora", RANK)) == [0, 0], ranks.log.read_text()[-3000:]
+    (resumed / "checkpoints").mkdir(parents=True)
+    shutil.copy(run / "checkpoints/epoch_1.pt", resumed / "checkpoints")
+    assert ranks.run(2, flags("--lora", RANK, name="resumed")) == [0, 0], ranks.log.read_text()[-3000:]
     return run
 
 

@@ -220,6 +220,14 @@ def test_a_warning_when_the_variance_drowns_the_means(run):
     assert "The variance" not in log
 
 
+def test_a_warning_when_a_distance_saturates_the_matching_loss(run):
+    learned = ("--match-logit", "learned", "--distance", "bhattacharyya")
+    _, log = run(*learned, "--init-match-scale", "5", lr=0)
+    assert log.count("starts saturated: by --distance bhattacharyya no pair of the batch is a match") == 1
+    _, log = run(*learned, "--init-match-scale", "5", "--init-logvar-bias", "0", name="wide", lr=0)
+    assert "saturated" not in log
+
+
 def test_a_warning_when_the_match_scale_leaves_nothing_for_the_variance_to_say(run):
     _, log = run("--match-logit", "learned", "--init-match-scale", "7", epochs=2, lr=0)  # s starts at 14.3
     assert log.count("match_ratio in the log, is 0.98") == 1 and "--match-logit tied" in log

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from drawn_shards import write_shards
 from helpers import REPO
-from ranks import Ranks
 
 from pcmepp_openclip.runs import checkpoints, lock
 
@@ -41,13 +40,6 @@ def flags(data, tmp_path):
         return [*out, "--logs", str(tmp_path), "--name", name, *map(str, more)]
 
     return flags
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    server = Ranks(tmp_path_factory.mktemp("ranks") / "log")
-    yield server
-    server.close()
 
 
 class Run:
@@ -133,7 +125,8 @@ def test_a_run_that_fails_ends_with_its_workers(start, flags, how):
     last = run.said().splitlines()[-1]
     assert "Traceback" not in run.said()
     assert (code, last[:13]) == (130 if how == "INT" else 1, "pcmepp train:")
-    assert {"loss": "not finite", "worker": "are stuck", "INT": "interrupted"}[how] in last
+    said = {"loss": "not finite", "worker": "are stuck", "INT": "interrupted. Start again with --resume latest"}
+    assert said[how] in last
 
 
 def test_a_rank_that_was_stopped_ends_with_the_others_under_torchrun(start, flags):

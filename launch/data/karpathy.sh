@@ -6,20 +6,12 @@
 # An interrupted call resumes: complete shards are kept.
 #   PYTHON  of the environment that the package is installed in (default: python3)
 
+# shellcheck source=launch/data/arguments.sh
+source "$(dirname "${BASH_SOURCE[0]}")/arguments.sh"
+
 make_shards() {
-    local name=$1
-    shift
-    local run=()
-    if [[ ${1:-} == --dry-run ]]; then
-        run=(echo)
-        shift
-    fi
-    if (($# < 3)); then
-        echo "usage: $name.sh [--dry-run] ANNOTATIONS IMAGES OUTPUT [--per-shard N]" >&2
-        return 2
-    fi
-    local here output=$3
-    here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-    "${run[@]}" "${PYTHON:-python3}" "$here/karpathy.py" "$name" "$@"
-    "${run[@]}" pcmepp data count "$name=$output/train/*.tar"
+    local name run here rest
+    read_arguments 3 'ANNOTATIONS IMAGES OUTPUT [--per-shard N]' "$@" || return
+    "${run[@]}" "${PYTHON:-python3}" "$here/karpathy.py" "$name" "${rest[@]}"
+    "${run[@]}" pcmepp data count "$name=${rest[2]}/train/*.tar"
 }

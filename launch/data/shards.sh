@@ -9,22 +9,15 @@
 #   IMG2DATASET_ENV  where it is (default: .img2dataset next to these scripts)
 #   PROCESSES, THREADS  of the download (default: one process per core, 64 threads each)
 
+# shellcheck source=launch/data/arguments.sh
+source "$(dirname "${BASH_SOURCE[0]}")/arguments.sh"
+
 make_shards() {
-    local name=$1
-    shift
-    local run=()
-    if [[ ${1:-} == --dry-run ]]; then
-        run=(echo)
-        shift
-    fi
-    if (($# < 2)); then
-        echo "usage: $name.sh [--dry-run] ANNOTATIONS OUTPUT [img2dataset options]" >&2
-        return 2
-    fi
-    local annotations=$1 output=$2
-    shift 2
-    local here environment list columns='[]'
-    here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+    local name run here rest
+    read_arguments 2 'ANNOTATIONS OUTPUT [img2dataset options]' "$@" || return
+    local annotations=${rest[0]} output=${rest[1]}
+    set -- "${rest[@]:2}"
+    local environment list columns='[]'
     environment=${IMG2DATASET_ENV:-$here/.img2dataset}
     list=$output/urls/$name.parquet
     [[ $name == redcaps ]] && columns='["subreddit"]'

@@ -26,6 +26,7 @@ from ..models.fingerprint import bank_fingerprint
 from ..models.pcmepp import ProbabilisticModel
 from ..reports import report
 from ..system import files
+from ..system.text import flag_of
 from ..system.version import __version__
 from . import coco, pages, pictures, questions, tsne
 from .datasets import Captioned, Labelled, read_captioned, read_karpathy, read_labelled
@@ -33,7 +34,7 @@ from .encode import Encoder, process_group
 from .hierarchies import Hierarchies, read_hierarcaps, read_himo
 from .loading import add_model_flags, load_model
 from .noisy_pairs import read_noisy_pairs
-from .recorded import recorded_history
+from .recorded import other_noise, recorded_history
 from .tasks import TaskResult, evaluate_correspondence, evaluate_retrieval, evaluate_vagueness, evaluate_zeroshot
 
 
@@ -44,6 +45,8 @@ def main(argv: list[str]) -> None:
     _check_out(args.out)
     with process_group() as rank:
         encoder, notes = load(args)
+        if noisy and (note := other_noise(args.pretrained, args.noise_ratio, args.noise_seed)):
+            notes.append(note)
         if rank == 0:
             for note in notes:
                 print(f"note: {note}", file=sys.stderr)
@@ -189,7 +192,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         raise ValueError("--tsne-seed chooses among the images of --tsne: add --tsne N.")
     for flag in ("examples", "tsne", "tsne_seed"):
         if vars(args)[flag] < 0:
-            raise ValueError(f"--{flag.replace('_', '-')} must be at least 0, not {vars(args)[flag]}.")
+            raise ValueError(f"{flag_of(flag)} must be at least 0, not {vars(args)[flag]}.")
     if args.tsne:
         tsne.load_sklearn()
     try:

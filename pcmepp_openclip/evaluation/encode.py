@@ -9,7 +9,7 @@ import datetime
 import hashlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,24 +17,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
-from torchvision.transforms import functional
 from tqdm import tqdm
 
 from ..ambiguity import Bank, BankEntailment, Calibration, HubnessCorrected
 from ..data.batches import cut_texts
-from ..data.decode import BadImage, decode_image
 from ..distances import Distance, by_name
 from ..gaussian import Gaussian
 from ..models.pcmepp import ProbabilisticModel
-from ..system.files import save_tensors
 from ..system.tensors import fingerprint
+from .chunks import CHUNK, chunk_files, load_chunk, save_chunk
 from .columns import columns
+from .image_loader import ImageDataset, image_batches
 from .samples import ImageRef
-
-CHUNK = 512
 
 
 @dataclass
@@ -99,21 +94,12 @@ class Encoder:
         if crops is not None:
             facts = list(zip(facts, crops, strict=True))
 
-        def encode(indices: range) -> Gaussian:
-            loader: DataLoader = DataLoader(
-                _Images(
-                    [places[i] for i in indices],
-                    self.preprocess,
-                    self.upright,
-                    None if crops is None else [crops[i] for i in indices],
-                ),
-                self.batch_size,
-                num_workers=self.workers,
-            )
-            try:
-                return _cat([self._gaussian(batch, "image") for batch in loader])
-            except ValueError as error:  # a worker's comes with its traceback as text
-                raise ValueError(str(error).strip().splitlines()[-1].removeprefix("ValueError: ")) from None
+        def encode(chunks: Sequence[range]) -> Iterator[Gaussian]:
+            data = ImageDataset(places, self.preprocess, self.upright, crops)
+            parts = [self._batches(chunk) for chunk in chunks]
+            pixels = image_batches(data, [batch for part in parts for batch in part], self.workers, self.device)
+            for part in parts:
+                yield _collected([self._gaussian(next(pixels), "image") for _ in part])
 
         return self._chunked(encode, len(places), facts, name)
 
@@ -121,9 +107,10 @@ class Encoder:
         """Equal texts are encoded once: they get equal Gaussians, and ties stay ties."""
         unique = list(dict.fromkeys(texts))
 
-        def encode(indices: range) -> Gaussian:
-            parts = [list(indices)[i : i + self.batch_size] for i in range(0, len(indices), self.batch_size)]
-            return _cat([self._gaussian(self._tokens([unique[i] for i in part]), "text") for part in parts])
+        def encode(chunks: Sequence[range]) -> Iterator[Gaussian]:
+            for chunk in chunks:
+                tokens = (self._tokens([unique[i] for i in batch]) for batch in self._batches(chunk))
+                yield _collected([self._gaussian(batch, "text") for batch in tokens])
 
         encoded = self._chunked(encode, len(unique), unique, name)
         index = {text: i for i, text in enumerate(unique)}
@@ -133,30 +120,40 @@ class Encoder:
     def _tokens(self, texts: list[str]) -> Tensor:
         return tokenize(self.model, self.tokenizer, texts)
 
-    def _gaussian(self, batch: Tensor, kind: str) -> Gaussian:
-        autocast = torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.precision == "amp_bf16")
-        with autocast:
-            mean, logvar = gaussians(self.model, batch.to(self.device), kind, self.probabilistic)
-        if not mean.isfinite().all():
-            raise ValueError("The model's output is not finite: try --precision fp32, or another checkpoint.")
-        return Gaussian(mean.cpu(), logvar.cpu())
+    def _batches(self, rows: range) -> list[list[int]]:
+        """The rows of a chunk in batches: none spans two chunks, so that a resumed evaluation has the same ones."""
+        return [list(rows[i : i + self.batch_size]) for i in range(0, len(rows), self.batch_size)]
 
-    def _chunked(self, encode: Any, count: int, facts: Any, name: str) -> Gaussian:
+    def _gaussian(self, batch: Tensor, kind: str) -> Gaussian:
+        """Stays on the device, and no step of it waits for a GPU: the next batch is sent while this one is computed."""
+        device = torch.device(self.device)
+        autocast = torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "amp_bf16")
+        with autocast, _exact_convolutions():
+            batch = batch.to(device, non_blocking=device.type == "cuda")
+            return gaussians(self.model, batch, kind, self.probabilistic)
+
+    def _chunked(
+        self, encode: Callable[[Sequence[range]], Iterator[Gaussian]], count: int, facts: Any, name: str
+    ) -> Gaussian:
+        """`encode`: one Gaussian, on the CPU, for each of the ranges of rows that it is given."""
         folder = self.cache / f"{name}-{hashlib.sha256((self.fingerprint + repr(facts)).encode()).hexdigest()[:16]}"
         folder.mkdir(parents=True, exist_ok=True)
-        chunks = [(folder / f"{i:06d}.safetensors", range(i, min(i + CHUNK, count))) for i in range(0, count, CHUNK)]
+        chunks = chunk_files(folder, count)
         rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         mine = chunks[rank::world]
-        for path, indices in tqdm(mine, desc=name, unit_scale=CHUNK, unit="", disable=None if rank == 0 else True):
-            if _load(path, len(indices)) is None:
-                if path.exists():
-                    print(f"note: {path} is damaged, or of another version: encoded again.", file=sys.stderr)
-                _save(path, encode(indices))
+        missing = [(path, rows) for path, rows in mine if load_chunk(path, len(rows)) is None]
+        for path, _ in missing:
+            if path.exists():
+                print(f"note: {path} is damaged, or of another version: encoded again.", file=sys.stderr)
+        settings = {"initial": len(mine) - len(missing), "total": len(mine), "disable": None if rank == 0 else True}
+        encoded = zip(missing, encode([rows for _, rows in missing]), strict=True)
+        for (path, _), gaussian in tqdm(encoded, desc=name, unit_scale=CHUNK, unit="", **settings):
+            save_chunk(path, gaussian)
         if world > 1:
             dist.barrier()
         parts = []
-        for path, indices in chunks:
-            part = _load(path, len(indices))
+        for path, rows in chunks:
+            part = load_chunk(path, len(rows))
             if part is None:
                 raise ValueError(f"{path} is missing or damaged: the ranks must share --out; run the command again.")
             parts.append(part)
@@ -193,54 +190,6 @@ def gaussians(model: Any, batch: Tensor, kind: str, probabilistic: bool) -> Gaus
     return Gaussian(mean.float(), logvar.float())
 
 
-def _save(path: Path, gaussian: Gaussian) -> None:
-    tensors = {"mean": gaussian.mean.contiguous(), "logvar": gaussian.logvar.contiguous()}
-    save_tensors(tensors, path, {"sha256": _digest(path, tensors)})
-
-
-def _load(path: Path, count: int) -> Gaussian | None:
-    """A chunk of so many rows as it was saved, or None: a single wrong bit would change the results."""
-    try:
-        with safe_open(path, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in ("mean", "logvar")}
-            said = (file.metadata() or {}).get("sha256")
-    except (OSError, SafetensorError, ValueError, KeyError, AttributeError, RuntimeError, TypeError):
-        return None  # whatever the damage leads to
-    good = said == _digest(path, tensors) and all(tensor.shape[:1] == (count,) for tensor in tensors.values())
-    return Gaussian(tensors["mean"], tensors["logvar"]) if good else None
-
-
-def _digest(path: Path, tensors: dict[str, Tensor]) -> str:
-    """Of the content and of its place: a chunk that was moved is not what it seems."""
-    return fingerprint(tensors, f"{path.parent.name}/{path.name}")
-
-
-class _Images(Dataset):
-    def __init__(
-        self, places: Sequence[ImageRef], preprocess: Any, upright: bool, crops: Sequence[float] | None = None
-    ):
-        self.places, self.preprocess, self.upright, self.crops = places, preprocess, upright, crops
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def __getitem__(self, index: int) -> Tensor:
-        place = self.places[index]
-        try:
-            pixels = self.preprocess(decode_image(place.read(), upright=self.upright))
-        except BadImage as error:
-            # Left out, it would change the numbers without a word.
-            raise ValueError(f"An image of {place.file} (at byte {place.offset}) cannot be read: {error}.") from None
-        return pixels if self.crops is None else centre_crop(pixels, self.crops[index])
-
-
-def centre_crop(pixels_CHW: Tensor, ratio: float) -> Tensor:
-    """The middle of an image, a square of `ratio` times its shorter side, at the size of the whole, [C, H, W]."""
-    size = list(pixels_CHW.shape[1:])
-    side = max(1, round(min(size) * ratio))
-    return functional.resize(functional.center_crop(pixels_CHW, [side, side]), size, antialias=True)
-
-
 @contextlib.contextmanager
 def process_group() -> Any:
     """The process group of a `torchrun`; only barriers need it, so gloo does on any device. Yields the rank."""
@@ -252,6 +201,25 @@ def process_group() -> Any:
         yield dist.get_rank()
     finally:
         dist.destroy_process_group()
+
+
+def _collected(parts: Sequence[Gaussian]) -> Gaussian:
+    """The batches of a chunk on the CPU: one copy for all of them, which is the only wait for a GPU."""
+    mean_ND, logvar_ND = torch.stack(_cat(parts)).cpu()
+    if not mean_ND.isfinite().all():
+        raise ValueError("The model's output is not finite: try --precision fp32, or another checkpoint.")
+    return Gaussian(mean_ND, logvar_ND)
+
+
+@contextlib.contextmanager
+def _exact_convolutions() -> Iterator[None]:
+    """cuDNN rounds the inputs of fp32 convolutions to TF32 unless it is told not to; matrix products are exact."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
 
 
 def _cat(parts: Sequence[Gaussian]) -> Gaussian:

@@ -153,7 +153,23 @@ def draw_plane(plane: Plane, image_of_caption: Sequence[int], image_N: Tensor | 
         look = {"facecolors": colour, "edgecolors": colour, "alpha": 0.6, "zorder": 3}
         axes.scatter(*plane.caption_J2[captions[i]].T, s=[area_of[j] for j in captions[i]], **look)
         axes.scatter(*at_2, marker="s", s=image_area_I[n], **look)
+    _add_legend(axes, PAIR_COLOURS[0], by_uncertainty=image_N is not None or caption_M is not None)
     return figure
+
+
+def _add_legend(axes: Any, colour: str, by_uncertainty: bool) -> None:
+    """Below the plane, for the PNG file, which has no caption."""
+    from matplotlib.lines import Line2D
+
+    look: dict[str, Any] = {"linestyle": "none", "markeredgewidth": 0}
+    entries = {
+        "image": Line2D([], [], marker="s", color=colour, **look),
+        "its captions": Line2D([], [], marker="o", color=colour, **look),
+        "others": Line2D([], [], marker="s", markersize=3, color=plots.INK, alpha=0.4, **look),
+    }
+    if by_uncertainty:
+        entries["larger: more uncertain"] = Line2D([], [], linestyle="none")
+    axes.legend(entries.values(), entries.keys(), loc="upper center", bbox_to_anchor=(0.5, 0), ncols=4, frameon=False)
 
 
 def areas(uncertainty_N: Tensor | None, indices: Sequence[int]) -> list[float]:

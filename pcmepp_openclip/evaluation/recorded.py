@@ -22,6 +22,22 @@ def recorded_history(pretrained: str | None) -> list[dict[str, float]]:
     return [numbers for line in lines if "samples" in (numbers := record.numbers(line))]
 
 
+def other_noise(pretrained: str | None, ratio: float, seed: int) -> str | None:
+    """A sentence if the run that wrote the checkpoint `pretrained` had another --noise-ratio or --noise-seed."""
+    about = record.checked(_checkpoint(pretrained).get("about"))
+    if not about:
+        return None
+    trained = record.numbers(about["hyperparameters"])
+    trained_ratio, trained_seed = trained.get("noise_ratio", 0), trained.get("noise_seed", 0)
+    if (trained_ratio, trained_seed) == (ratio, seed):
+        return None
+    had = f"--noise-ratio {trained_ratio:g} --noise-seed {trained_seed:g}" if trained_ratio else "no --noise-ratio"
+    return (
+        f"The checkpoint was trained with {had}, not with --noise-ratio {ratio:g} --noise-seed {seed}: the wrong pairs "
+        "of --noisy-pairs are not those of its training."
+    )
+
+
 def _checkpoint(pretrained: str | None) -> dict[str, Any]:
     """The content of a checkpoint of a run, {} for a file of another kind."""
     if pretrained is None or not pretrained.endswith(".pt") or not Path(pretrained).is_file():

@@ -14,7 +14,7 @@ from unittest import mock
 import open_clip
 import torch
 
-from ..system.text import did_you_mean
+from ..system.text import did_you_mean, flag_of
 from . import seams
 from .config_values import pair
 from .trainer import params
@@ -26,7 +26,7 @@ READ = (  # the flags of open_clip that are read here
     *("siglip", "distill_model", "horovod", "batch_size", "accum_freq", "epochs", "log_every_n_steps"),
     *("train_data", "val_data", "imagenet_val", "imagenet_v2", "dataset_type", "dataset_resampled"),
     *("train_num_samples", "val_frequency", "logs", "name", "resume", "lr", "beta1", "beta2", "lr_scheduler"),
-    *("skip_scheduler",),
+    *("skip_scheduler", "csv_img_key", "csv_caption_key", "csv_separator"),
     *("save_frequency", "save_most_recent", "delete_previous_checkpoint", "torchscript", "use_bnb_linear"),
     *("grad_checkpointing",),
 )
@@ -52,7 +52,7 @@ def parse_args(argv: list[str], own_flags: Iterable[str] = ()) -> Namespace:
         args = params.parse_args(argv)
     for name in READ:
         if not hasattr(args, name):
-            raise seams.HostChanged(seams.lacking(f"flag --{name.replace('_', '-')}", "train"))
+            raise seams.HostChanged(seams.lacking(f"flag {flag_of(name)}", "train"))
     size = args.force_image_size
     if isinstance(size, (tuple, list)) and len(size) == 1:  # as `main` does later
         args.force_image_size = size[0]
@@ -219,7 +219,7 @@ def check_numbers(args: Namespace) -> None:
     """ValueError for numbers that open_clip takes as they come."""
     for name, least in AT_LEAST.items():
         if getattr(args, name) < least:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(args, name)}.")
+            raise ValueError(f"{flag_of(name)} must be at least {least}, not {getattr(args, name)}.")
 
 
 def check_for_pcmepp(args: Namespace) -> None:

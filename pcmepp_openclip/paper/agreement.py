@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from statistics import fmean
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,11 @@ def agreement(paper: Mapping[str, float], ours: Mapping[str, Mapping[int, float]
         paper: the paper's number by row.
         ours: our number by row and seed.
     """
-    rows = [key for key in paper if ours.get(key) and not math.isnan(_mean(ours[key]))]
+    rows = [key for key in paper if ours.get(key) and not math.isnan(fmean(ours[key].values()))]
     if len(rows) < 2:
         return None
     seeds = sorted(set.intersection(*(set(ours[key]) for key in rows)))
-    means = {key: _mean(ours[key]) for key in rows}
+    means = {key: fmean(ours[key].values()) for key in rows}
     taus = [kendall([paper[key] for key in rows], [ours[key][seed] for key in rows]) for seed in seeds]
     taus = [tau for tau in taus if not math.isnan(tau)]  # of a seed whose rows are all equal
     held = reverse = pairs = 0
@@ -72,10 +73,6 @@ def kendall(a: Sequence[float], b: Sequence[float]) -> float:
 
 def _best(numbers: Mapping[str, float]) -> tuple[str, ...]:
     return tuple(key for key, value in numbers.items() if value == max(numbers.values()))
-
-
-def _mean(by_seed: Mapping[int, float]) -> float:
-    return math.fsum(by_seed.values()) / len(by_seed)
 
 
 def _sign(x: float) -> int:

@@ -6,7 +6,8 @@ variance that puts vague captions first has it, too.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from statistics import fmean
 from typing import TypeAlias
 
 from ..evaluation.datasets import Captioned
@@ -20,12 +21,12 @@ def retrieval_chance(data: Captioned) -> dict[str, float]:
     found, rsum = {}, 0.0
     for direction, (own, right, gallery) in _sides(data).items():
         for k in KS:
-            recall = _mean(1 - _none_of(len(items), k, gallery) for items in own)
+            recall = fmean(1 - _none_of(len(items), k, gallery) for items in own)
             rsum += 100 * recall
             found[f"{direction}_R@{k}"] = recall
-        found[f"{direction}_any_match_R@1"] = _mean(len(items) / gallery for items in right)
+        found[f"{direction}_any_match_R@1"] = fmean(len(items) / gallery for items in right)
         found[f"{direction}_R-Precision"] = found[f"{direction}_any_match_R@1"]
-        found[f"{direction}_mAP@R"] = _mean(map_at_r_chance(len(items), gallery) for items in right)
+        found[f"{direction}_mAP@R"] = fmean(map_at_r_chance(len(items), gallery) for items in right)
     return {**found, "RSUM": rsum}
 
 
@@ -37,13 +38,13 @@ def retrieval_prior(data: Captioned) -> dict[str, float]:
         order = sorted(range(gallery), key=lambda item: -fitting[item])
         place = {item: i for i, item in enumerate(order)}
         for k in KS:
-            recall = _mean(float(min(place[item] for item in items) < k) for items in own)
+            recall = fmean(float(min(place[item] for item in items) < k) for items in own)
             rsum += 100 * recall
             found[f"{direction}_R@{k}"] = recall
         hits = [sorted(place[item] for item in items) for items in right]
-        found[f"{direction}_any_match_R@1"] = _mean(float(places[0] == 0) for places in hits)
-        found[f"{direction}_R-Precision"] = _mean(sum(x < len(places) for x in places) / len(places) for places in hits)
-        found[f"{direction}_mAP@R"] = _mean(
+        found[f"{direction}_any_match_R@1"] = fmean(float(places[0] == 0) for places in hits)
+        found[f"{direction}_R-Precision"] = fmean(sum(x < len(places) for x in places) / len(places) for places in hits)
+        found[f"{direction}_mAP@R"] = fmean(
             math.fsum((i + 1) / (x + 1) for i, x in enumerate(places) if x < len(places)) / len(places)
             for places in hits
         )
@@ -77,8 +78,3 @@ def map_at_r_chance(right: int, gallery: int) -> float:
 def _none_of(right: int, k: int, gallery: int) -> float:
     """The probability that none of the `right` items is among the first k."""
     return math.comb(gallery - right, k) / math.comb(gallery, k) if k <= gallery else 0.0
-
-
-def _mean(values: Iterator[float] | Sequence[float]) -> float:
-    values = list(values)
-    return math.fsum(values) / len(values)

@@ -24,7 +24,7 @@ from ..demo.seeds import BATCH, cores
 from ..evaluation.datasets import read_captioned
 from ..system.errors import RunFailed
 from ..system.files import check_folder
-from ..system.text import did_you_mean
+from ..system.text import did_you_mean, flag_of
 from .baselines import retrieval_chance, retrieval_prior
 from .pages import write_pages
 from .rows import Row, Table
@@ -172,7 +172,7 @@ def _scale(args: argparse.Namespace) -> Scale:
     for data, names in ONLY_FOR.items():
         for name in names:
             if data != args.data and getattr(args, name) is not None:
-                raise ValueError(f"--{name.replace('_', '-')} is for --data {data}: drop it, or change --data.")
+                raise ValueError(f"{flag_of(name)} is for --data {data}: drop it, or change --data.")
     for name, value in DEFAULTS.items():
         if getattr(args, name) is None:
             setattr(args, name, value)

@@ -24,7 +24,7 @@ class Row:
         note: what must be said of the row, such as why it is not run.
         scenes_model, coco_model: the models.
         checkpoint: which checkpoint of a run on COCO is evaluated, a key of `tables.CHECKPOINTS`.
-        scenes_flags, coco_flags: further flags of `pcmepp train` at that scale, such as those that count epochs.
+        coco_flags: further flags of `pcmepp train` on COCO, such as those that count epochs.
         eval_flags: further flags of `pcmepp eval`.
         only: the one scale at which it makes sense, "" for all.
     """
@@ -40,7 +40,6 @@ class Row:
     scenes_model: str = "PCMEpp-tiny"
     coco_model: str = f"PCMEpp-GPO-{B32}"
     checkpoint: str = "best"
-    scenes_flags: str = ""
     coco_flags: str = ""
     eval_flags: tuple[str, ...] = ()
     only: str = ""

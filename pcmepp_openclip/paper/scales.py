@@ -115,7 +115,7 @@ class Scenes:
         start, model = self.start(seed, table.task), row.scenes_model
         if row.flags is None:
             return start
-        flags = shlex.split(f"{row.flags} {row.scenes_flags}")
+        flags = shlex.split(row.flags)
         if row.start == "scratch":
             settings = [*self._settings(model, self.start_steps, START_LR), *flags]
             name, begin, needs = digest(*settings, str(self.size)), [], None

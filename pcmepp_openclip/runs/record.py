@@ -29,6 +29,7 @@ from ..config import PCMEppCfg
 from ..host.published import AT_START, FIXED, MODEL_NAMES, PUBLISHED
 from ..losses.terms import LOSSES, WEIGHT
 from ..models import export
+from ..system.text import flag_of
 
 HISTORY, UNCERTAINTY, RESULTS = "history.jsonl", "uncertainty.jsonl", "results.jsonl"
 VALIDATED = "validated.jsonl"
@@ -40,7 +41,7 @@ def check_fixed(now: dict[str, Any], before: dict[str, Any]) -> None:
     """ValueError if a run with the hyperparameters `before` cannot be resumed with those of `now`."""
     for name in FIXED if before else ():
         if (now.get(name) or None) != (before.get(name) or None):
-            flag = f"--{name.replace('_', '-')}"
+            flag = flag_of(name)
             was, given = (_words(flag, values.get(name)) for values in (before, now))
             raise ValueError(
                 f"The run to resume was trained {was}, not {given}: give the same, or start a new run from its weights "

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from types import TracebackType
 from urllib.parse import quote, quote_plus, unquote
 
+from .text import flag_of
+
 _SCHEME = r"[a-zA-Z][a-zA-Z0-9+.-]*"
 _PLACE = re.compile(
     rf"(?P<name>\s*(?:[A-Za-z][\w.-]*=)?)(?:pipe:(?P<command>.*)|(?P<scheme>{_SCHEME})://(?P<rest>.*))", re.S
@@ -125,7 +127,7 @@ def redact_args(args: argparse.Namespace) -> dict[str, str]:
             setattr(args, name, redact(value))
         elif name not in _PLACES and any(redact(text) != text for text in _texts(value)):
             raise ValueError(
-                f"--{name.replace('_', '-')} holds a login or a key, which would be logged: leave it out, and use a "
+                f"{flag_of(name)} holds a login or a key, which would be logged: leave it out, and use a "
                 "local file or the environment."
             )
     return original

@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from ..reports import plots
 from ..system.files import check_folder, write_whole
+from ..system.text import flag_of
 from . import figure
 from .methods import METHODS
 from .outcomes import Outcome, outcome_of, text_table
@@ -66,7 +67,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         ("per_class", 10, ", so that some of the points are confusing"),
     ):
         if vars(args)[name] < least:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least {least}{why}, not {vars(args)[name]}.")
+            raise ValueError(f"{flag_of(name)} must be at least {least}{why}, not {vars(args)[name]}.")
     return args
 
 

@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from ..config import PCMEppCfg
+from ..data.captions import FIRST
 from ..data.mixup import MODES, Mixing, mix_images
 from ..data.plan import seed_for
 from ..data.size_augment import TokenIds, augment_captions
 from ..losses.terms import loss_weights, without_labels
 from ..models.labelled import LabelledImages
+from ..system.text import flag_of
 
 MIXING = ("mix_share", "mix_mode", "mix_switch_prob")  # flags that say how to mix
 
@@ -59,12 +61,13 @@ def check_arguments(args: argparse.Namespace) -> None:
         args: all arguments, with `pcmepp_cfg`.
     """
     _check_numbers(args)
+    _check_cached_captions(args)
     mixes = [f"--{name}" for name in ("mixup", "cutmix") if getattr(args, name)]
     labelled = mixes or (["--multi-positives"] if args.multi_positives else [])
     used = labelled + (["--caption-augment"] if args.caption_augment else [])
     for name in MIXING:
         if getattr(args, name) is not None and not mixes:
-            raise ValueError(f"--{name.replace('_', '-')} says how to mix images: give --mixup or --cutmix as well.")
+            raise ValueError(f"{flag_of(name)} says how to mix images: give --mixup or --cutmix as well.")
     if args.mix_switch_prob is not None and len(mixes) == 1:
         raise ValueError(
             f"--mix-switch-prob chooses between --mixup and --cutmix, and only {mixes[0]} is given: give both."
@@ -93,7 +96,16 @@ def _check_numbers(args: argparse.Namespace) -> None:
     for name in ("mix_switch_prob", "caption_augment", "mix_share"):
         value, least = getattr(args, name), "above 0" if name == "mix_share" else "at least 0"
         if value is not None and not (0 <= value <= 1 and (value > 0 or name != "mix_share")):
-            raise ValueError(f"--{name.replace('_', '-')} must be {least} and at most 1, not {value:g}.")
+            raise ValueError(f"{flag_of(name)} must be {least} and at most 1, not {value:g}.")
+
+
+def _check_cached_captions(args: argparse.Namespace) -> None:
+    """What depends on the data alone is checked with them, see `data.check`."""
+    if not args.cache_tokens:
+        return
+    for flag, given in ((f"--captions {args.captions}", args.captions != FIRST), ("--noise-ratio", args.noise_ratio)):
+        if given:
+            raise ValueError(f"--cache-tokens holds one caption per image, its own: drop {flag}, or --cache-tokens.")
 
 
 def _check_loss(flag: str, pcmepp_cfg: dict) -> None:
@@ -101,7 +113,7 @@ def _check_loss(flag: str, pcmepp_cfg: dict) -> None:
     cfg = PCMEppCfg.parse(pcmepp_cfg)
     hard = without_labels(loss_weights(cfg.weights))
     if hard:
-        change = [f"--{name.replace('_', '-')}-weight 0" for name in hard]
+        change = [f"{flag_of(name)}-weight 0" for name in hard]
         if "contrastive" in hard and cfg.train_means_by == "contrastive":
             change.append("--train-means-by all")
         what = "InfoNCE" if hard[0] == "contrastive" else f"the loss term '{hard[0]}'"

@@ -31,10 +31,9 @@ from ..runs import record
 from ..system import files
 from ..system.processes import end_children
 from ..system.redact import redact_args
-from ..system.text import did_you_mean
+from ..system.text import did_you_mean, flag_of
 from . import augment, finetuning, global_batch, push
 from .caching import cached_data
-from .captions import check_captions
 from .coordination import EXIT_STOPPED, Stopped
 from .dry_run import dry_run
 from .hooks import TrainingHooks
@@ -165,7 +164,7 @@ def own_parser() -> argparse.ArgumentParser:
 def overrides() -> dict[str, tuple[str, type, str]]:
     """The flags that override keys of `pcmepp_cfg`; every registered loss term has one for its weight."""
     weights = {
-        f"--{name.replace('_', '-')}-weight": (name + WEIGHT, float, f"weight of {term.help}; 0 switches it off")
+        flag_of(name) + "-weight": (name + WEIGHT, float, f"weight of {term.help}; 0 switches it off")
         for name, term in LOSSES.items()
     }
     return {**weights, **OVERRIDES}
@@ -174,7 +173,7 @@ def overrides() -> dict[str, tuple[str, type, str]]:
 def prepare(own: argparse.Namespace, rest: list[str]) -> tuple[argparse.Namespace, data.DataSpec]:
     """All arguments, open_clip's and ours, and the training data; ValueError for mistakes found without a model."""
     never_ask()
-    args = flags.parse_args(rest, own_flags=[f"--{name.replace('_', '-')}" for name in vars(own)])
+    args = flags.parse_args(rest, own_flags=[flag_of(name) for name in vars(own)])
     vars(args).update(vars(own))
     flags.check_numbers(args)
     check_minutes(own)
@@ -188,7 +187,6 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> tuple[argparse.Namespac
     finetuning.check(args)
     data_flags = data.DataFlags.from_args(args, redact_args(args))
     check_head_only(args, data_flags)
-    check_captions(args)
     augment.check_arguments(args)
     if args.rank == 0:
         if not args.dry_run and flags.slow_on_cpu(args):
@@ -198,6 +196,7 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> tuple[argparse.Namespac
                 file=sys.stderr,
             )
         check_places(args)
+        data.check_validation(data.ValidationFlags.from_args(args, data_flags.val_data), args.train_data_max_pixels)
         if not args.dry_run and args.logs.lower() != "none":
             files.check_folder(Path(args.logs), "--logs")
         if not args.dry_run and args.cache_tokens:
@@ -290,8 +289,7 @@ def check_minutes(own: argparse.Namespace) -> None:
     for name, zero in (("rank_timeout_minutes", False), ("save_every_minutes", True), ("save_retry_minutes", True)):
         minutes = getattr(own, name)
         if not (minutes > 0 or (zero and minutes == 0)):
-            flag = name.replace("_", "-")
-            raise ValueError(f"--{flag} must be {'at least' if zero else 'more than'} 0, not {minutes:g}.")
+            raise ValueError(f"{flag_of(name)} must be {'at least' if zero else 'more than'} 0, not {minutes:g}.")
 
 
 def check_head_only(args: argparse.Namespace, data_flags: data.DataFlags) -> None:

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..system.text import flag_of
 from . import optimizers
 
 DROP_FACTOR = 0.1
@@ -154,25 +155,21 @@ def check(args: argparse.Namespace) -> None:
         _check_logs(args, "--save-best")
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 def _check_factor(args: argparse.Namespace, name: str, most: float | None) -> None:
     value = getattr(args, name)
     if value is None:
         return
     if not (value > 0 and math.isfinite(value) and (most is None or value <= most)):
         limit = "a finite number above 0" if most is None else f"above 0 and at most {most:g}"
-        raise ValueError(f"{_flag(name)} must be {limit}, not {value:g}.")
+        raise ValueError(f"{flag_of(name)} must be {limit}, not {value:g}.")
 
 
 def _check_epochs(args: argparse.Namespace, name: str, epoch: int, why: str) -> None:
     """ValueError unless the run has an epoch of that index."""
     if epoch < 0:
-        raise ValueError(f"{_flag(name)} must be at least 0, not {epoch}.")
+        raise ValueError(f"{flag_of(name)} must be at least 0, not {epoch}.")
     if epoch >= args.epochs:
-        raise ValueError(f"{_flag(name)} {epoch} is not below --epochs {args.epochs}: {why}.")
+        raise ValueError(f"{flag_of(name)} {epoch} is not below --epochs {args.epochs}: {why}.")
 
 
 def _check_drops(args: argparse.Namespace) -> None:
@@ -201,7 +198,7 @@ def _check_freeze(args: argparse.Namespace) -> None:
         _check_epochs(args, name, epochs, f"the tower would never be trained; {lock} is for that")
         for flag, on in ((lock, locked), ("--head-only", args.head_only)):
             if epochs and on:
-                raise ValueError(f"{flag} freezes the tower for the whole run: drop it, or {_flag(name)}.")
+                raise ValueError(f"{flag} freezes the tower for the whole run: drop it, or {flag_of(name)}.")
     if args.warm_up_after_freeze and not FineTuning.from_args(args).frozen_epochs:
         raise ValueError("--warm-up-after-freeze needs a frozen tower: give --freeze-image-epochs, or drop it.")
 

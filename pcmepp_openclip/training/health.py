@@ -10,11 +10,14 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+from ..system.text import flag_of
+
 VARIANCE_SHARE = 0.9  # share of the variance in the CSD above which the means hardly count
 RATIO = 0.85  # 2a / s above which the variance has little left to say
 RISING_RATIO = 0.7  # 2a / s above which it is asked where it is going
 MATCHES = 3.0  # factor by which the expected matches may be off
 AGREEMENT, SIGMAS = -0.1, 4.0  # a correlation is negative below this, and by this many standard errors
+SATURATED = 50.0  # |log m| of the expected matches, which no healthy start comes near
 WINDOW = 5
 SETTLED_SHARE, SETTLED_STEPS = 0.2, 10_000  # a run has settled after that share of its steps, or after that many
 
@@ -32,6 +35,7 @@ class HealthCheck:
         self.cfg, self.batch, self.warmup = cfg, batch, warmup
         self.given: set[str] = set()
         self.window: deque[tuple[int, dict[str, float]]] = deque(maxlen=WINDOW)
+        self.started = False
 
     def warnings(self, step: int, steps: int, seen: dict[str, float]) -> Iterator[str]:
         """The warnings that are due, at a logged step.
@@ -44,6 +48,7 @@ class HealthCheck:
         if settled and (not self.window or step - self.window[-1][0] >= 0.01 * steps):
             self.window.append((step, seen))
         for name, text in (
+            ("saturated", self._saturated(seen)),
             ("variance_share", self._variance_share(seen)),
             ("match_ratio", self._match_ratio(steps, seen["match_ratio"])),
             ("agreement", self._agreement()),
@@ -62,6 +67,24 @@ class HealthCheck:
     def _has_contrastive(self) -> bool:
         """Whether InfoNCE is trained: without it nothing ties s to the means."""
         return self.cfg["contrastive_weight"] > 0
+
+    def _saturated(self, seen: dict[str, float]) -> str | None:
+        """At the first logged step alone. CSD has limits of its own: see `_variance_share`."""
+        first, self.started = not self.started, True
+        if not first or self.cfg["match_weight"] == 0 or self.cfg["distance"] == "csd":
+            return None
+        none = seen["image_miscalibration"] > SATURATED
+        if not none and not seen["expected_matches"] > 0.999 * self.batch > 1:
+            return None
+        bias, shift, distance = (self.cfg[key] for key in ("init_logvar_bias", "init_match_shift", "distance"))
+        change = [] if bias is None else [f"raise --init-logvar-bias (now {bias:g})"]
+        if self.cfg["match_logit"] != "siglip":  # which has no shift of its own
+            change.append(f"{'raise' if none else 'lower'} --init-match-shift (now {shift:g})")
+        return (
+            f"The matching loss starts saturated: by --distance {distance} {'no pair' if none else 'every pair'} of "
+            "the batch is a match, beyond all doubt. "
+            f"Start a new run: {' or '.join(change) or 'choose another distance'}."
+        )
 
     def _variance_share(self, seen: dict[str, float]) -> str | None:
         share = seen["variance_share"]
@@ -113,7 +136,7 @@ class HealthCheck:
         wanted = {"train_means_by": "contrastive", "match_logit": "tied"}
         if self.cfg["match_logit"] == "siglip":  # its means are not trained by InfoNCE
             wanted = {}
-        flags = [f"--{key.replace('_', '-')} {value}" for key, value in wanted.items() if self.cfg[key] != value]
+        flags = [f"{flag_of(key)} {value}" for key, value in wanted.items() if self.cfg[key] != value]
         change = f"Start a new run with {' '.join(flags)}, or use" if flags else "Use"
         return (
             f"The variance says the opposite of the means for {what}: those whose means fit many others have the "

@@ -41,7 +41,8 @@ def evaluate(model: Any, data: dict, epoch: int, args: Any, **kwargs: Any) -> di
         by_distance = {name: found_by[name] for name in ("cosine", inner.pcmepp_cfg.ranks_by)}
         own = range(len(texts.mean))
         found = rankings(images, texts, own, distances=by_distance)
-        entailed = rankings(images, texts, own, distances={"entailment": found_by["entailment"]})
+        entailment = {name: measure for name, measure in found_by.items() if name == "entailment"}
+        entailed = rankings(images, texts, own, distances=entailment)
         uncertainty = {"images": images.uncertainty, "captions": texts.uncertainty}
         if args.save_logs:
             lines = dict(_bins(found, uncertainty))
