@@ -4,8 +4,8 @@
 steps, `saving` and `resuming` are about checkpoints, `validation` computes the metrics and `revalidation` repeats a
 validation that was interrupted. `caching` fills a cache of tokens before the first epoch, `captions` checks the flags
 about several captions per image, and `augment` changes batches before a step. `monitor` watches the loss, `health`
-warns of an uncertainty that loses its meaning, `coordination` lets all ranks save or stop at the same step, `waits`
-bounds waiting, and `push` hands checkpoints to the Hub.
+warns of an uncertainty that loses its meaning, `coordination` lets all ranks save or stop at the same step, `failures`
+ends all of them when one fails, `waits` bounds waiting, and `push` hands checkpoints to the Hub.
 
 `finetuning` has the flags for fine-tuning, and `recipe` does what they ask for: `param_groups` and `schedule` set
 learning rates, `freezing` freezes towers, `swa` averages weights and `best` keeps the best ones. `optimizers` checks
