@@ -79,6 +79,32 @@ def connect(folder: Path) -> None:
     mates.gather(None)
 
 
+def buckets(folder: Path) -> None:
+    """The gradients of the same batch in three passes, and whether the first leaves random numbers alone."""
+    import open_clip
+
+    from pcmepp_openclip.host.parallel import ddp_class
+
+    rank, _ = start()
+    torch.manual_seed(0)
+    model = open_clip.create_model("PCMEpp-tiny", output_dict=True)
+    model.register_buffer("calls", torch.zeros(()))
+    model.register_forward_pre_hook(lambda *_: model.calls.add_(torch.rand(()).ceil()) and None)
+    wrapped = ddp_class(passes=1)(model)
+    mine = torch.Generator().manual_seed(rank)
+    images, texts = torch.randn(1, 3, 32, 32, generator=mine), torch.randint(1, 49406, (1, 32), generator=mine)
+    found = []
+    for step in range(3):
+        torch.manual_seed(step)
+        wrapped.zero_grad()
+        sum(value.square().sum() for value in wrapped(images, texts).values()).backward()
+        expected = torch.rand(2, generator=torch.Generator().manual_seed(step))[1]
+        assert torch.rand(()) == expected and model.calls == step + 1  # as if there was one pass
+        found.append([parameter.grad.clone() for parameter in model.parameters()])
+    torch.save(found, folder / f"{rank}.pt")
+    dist.barrier()
+
+
 def open_files(folder: Path) -> None:
     """The limits after asking for 1,000 and for 5,000 ranks, with a low soft limit and a hard limit of 4,096."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, 4096))
