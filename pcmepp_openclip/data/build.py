@@ -11,7 +11,8 @@ from ..system.redact import redact, redact_logs
 from .batches import LoaderSpec
 from .caption_table import exchanged_captions
 from .captions import ALL, FIRST, CaptionChoice
-from .loader import Loader, TallyReducer
+from .gathering import TallyReducer
+from .loader import Loader
 from .plan import Shard, lane_count
 from .spec import DataSpec
 

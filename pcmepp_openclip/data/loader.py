@@ -1,6 +1,5 @@
 """The loader that the training loop iterates over. It collects batches from workers, and summarizes each epoch."""
 
-import datetime
 import functools
 import logging
 from collections.abc import Callable, Iterator
@@ -12,13 +11,13 @@ from torch.utils.data import DataLoader
 
 from ..models.labelled import LabelledImages
 from .batches import Batch, Failure, LoaderSpec, RemainingEpoch, WorkerBatches, lane_of
+from .gathering import TallyReducer
 from .plan import ExactPass
 from .remaining import Deal, content_probes, remaining_after, shards_digest
 from .sources import label
 from .tally import Tally
 
 MIN_SAMPLES_TO_JUDGE = 1000  # samples met before the share of bad ones may end a run
-GATHER_TIMEOUT = datetime.timedelta(minutes=2)
 
 
 class Loader:
@@ -39,7 +38,7 @@ class Loader:
         position: Callable[[], tuple[int, int]],
         *,
         max_bad: float,
-        gather: "TallyReducer",
+        gather: TallyReducer,
     ):
         self.num_batches = spec.batches
         self.num_samples = spec.batches * spec.batch_size * spec.captions.rows * spec.world_size
@@ -207,33 +206,3 @@ def _changes(before: Deal, now: Deal, rows: int) -> str:
     if before == now:
         found.append("--accum-freq changed")
     return ", ".join(found) or "its batches are distributed differently over the workers"
-
-
-class TallyReducer:
-    """Adds up tallies over the ranks, with a time-out for a rank that does not answer.
-
-    It must be created on all ranks. It has its own process group on the CPU with a short time-out, so that it cannot
-    interfere with the collectives of the training.
-    """
-
-    def __init__(self) -> None:
-        dist = torch.distributed
-        self._group: Any = None
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            self._group = dist.new_group(backend="gloo", timeout=GATHER_TIMEOUT)
-
-    def __call__(self, tally: Tally) -> tuple[Tally, int]:
-        """The sum, and the number of ranks in it."""
-        if self._group is None:
-            return tally, 1
-        tallies: list[Any] = [None] * torch.distributed.get_world_size()
-        try:
-            torch.distributed.all_gather_object(tallies, tally, group=self._group)
-        except RuntimeError as error:
-            logging.warning("Data: the summaries of the ranks could not be gathered (%s)", type(error).__name__)
-            self._group = None
-            return tally, 1
-        total = Tally()
-        for other in tallies:
-            total.add(other)
-        return total, len(tallies)

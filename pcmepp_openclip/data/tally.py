@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 Event = tuple[int, str]
 """Source index and cause."""
@@ -53,6 +54,20 @@ class Tally:
             setattr(self, name, theirs)
             setattr(taken, name, ours)
         return taken
+
+    def to_plain(self) -> dict[str, Any]:
+        """As plain types for JSON, whose keys can only be strings: dictionaries as lists of pairs."""
+        return {name: list(value.items()) if isinstance(value, dict) else value for name, value in vars(self).items()}
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> "Tally":
+        """The inverse of `to_plain`."""
+        tally = cls(met=plain["met"], filled=plain["filled"], stood_in=plain["stood_in"])
+        for name in ("used", "retries"):
+            getattr(tally, name).update(dict(plain[name]))
+        for name in ("lost", "first"):
+            getattr(tally, name).update({(source, cause): value for (source, cause), value in plain[name]})
+        return tally
 
     @property
     def bad_share(self) -> float:

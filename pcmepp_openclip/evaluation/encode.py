@@ -196,6 +196,9 @@ def process_group() -> Any:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield 0
         return
+    from ..system import network
+
+    network.choose_interface()
     dist.init_process_group("gloo", timeout=datetime.timedelta(hours=12))  # while one computes, the others wait
     try:
         yield dist.get_rank()

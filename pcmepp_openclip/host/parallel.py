@@ -29,7 +29,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state_dict: dict) -> None:
 
 
 class DDP(nn.parallel.DistributedDataParallel):
-    """DDP as open_clip calls it, that also runs on CPUs and reduces gradients once for several accumulated passes.
+    """DDP as open_clip calls it, that also runs on CPUs, reduces gradients once for several accumulated passes, and
+    adds them up in the same order in every step.
 
     `passes` is how many forward passes with gradients make a step; see `ddp_class`.
     """
@@ -40,6 +41,7 @@ class DDP(nn.parallel.DistributedDataParallel):
         on_cpu = next(module.parameters()).device.type == "cpu"
         super().__init__(module, device_ids=None if on_cpu else device_ids, **kwargs)
         self._pass = 0
+        self._ordered = self.process_group.size() <= 2  # the sum of two is the same in any order
 
     def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
         """Takes names with and without the `module.` that stock open_clip saves."""
@@ -47,10 +49,30 @@ class DDP(nn.parallel.DistributedDataParallel):
 
     @torch.compiler.disable(recursive=False)
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and not self._ordered:
+            self._ordered = True
+            self._order_buckets(*args, **kwargs)
         if self.passes > 1 and torch.is_grad_enabled():
             self._pass = (self._pass + 1) % self.passes
             self.require_backward_grad_sync = self._pass == 0
         return super().forward(*args, **kwargs)
+
+    def _order_buckets(self, *args: Any, **kwargs: Any) -> None:
+        """A pass whose gradients are dropped. DDP notes in which order they arrive, and sorts its buckets by that once.
+
+        The place of a gradient in its bucket determines in which order the ranks' values are added. Without this pass
+        the first step after a start had another order than all others, and a resumed run differed in the last bits.
+        """
+        buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            out = super().forward(*args, **kwargs)
+        values = out.values() if isinstance(out, dict) else out
+        torch.stack([value.float().sum() for value in values if value.requires_grad]).sum().backward()
+        for parameter in self.module.parameters():
+            parameter.grad = None
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
 
 
 def ddp_class(passes: int, on_use: Callable[[], None] = lambda: None) -> type[DDP]:

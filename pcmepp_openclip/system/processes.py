@@ -66,16 +66,23 @@ def end_children(spared: Iterable[Any] = ()) -> None:
     # torch's own handler would raise an error for each of them
     before = signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)
     try:
-        for child in children:
-            grandchildren = _descendants(child.pid)
-            child.kill()
-            for pid in grandchildren:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
+        _kill(children)
         for child in children:
             child.join(EXIT_TIMEOUT_S)
     finally:
         signal.signal(signal.SIGCHLD, before)
+
+
+def kill_children() -> None:
+    """The same from any thread, right before the process ends itself: nothing is waited for."""
+    _kill(multiprocessing.active_children())
+
+
+def _kill(children: Iterable[Any]) -> None:
+    pids = [pid for child in children for pid in (child.pid, *_descendants(child.pid))]
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _descendants(pid: int | None) -> list[int]:

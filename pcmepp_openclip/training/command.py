@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import open_clip
 import torch
@@ -28,7 +29,7 @@ from ..distances import DISTANCES, trainable
 from ..host import flags, never_ask, training
 from ..losses.terms import LOSSES, WEIGHT, loss_weights
 from ..runs import record
-from ..system import files
+from ..system import files, network
 from ..system.processes import end_children
 from ..system.redact import redact_args
 from ..system.text import did_you_mean, flag_of
@@ -36,6 +37,7 @@ from . import augment, finetuning, global_batch, push
 from .caching import cached_data
 from .coordination import EXIT_STOPPED, Stopped
 from .dry_run import dry_run
+from .failures import FailureWatch, OtherRankFailed
 from .hooks import TrainingHooks
 from .memory import OutOfMemory, out_of_memory_message
 from .validation import evaluate
@@ -228,6 +230,12 @@ def run(args: argparse.Namespace, spec: data.DataSpec, rest: list[str]) -> int:
     target = push.target_of(args, args.logs) if leads else None
     loop: TrainingHooks | None = None
     pushing: push.Pusher | None = None
+    local_rank = training.world_info_from_env()[0]
+    if args.world_size > 1:
+        network.choose_interface(urlsplit(args.dist_url or "").hostname)
+        warning = network.raise_open_files(args.world_size)
+        if warning and local_rank == 0:
+            print(f"pcmepp train: {warning}", file=sys.stderr)
 
     def begin(settings: flags.RunSettings) -> TrainingHooks:
         nonlocal loop, pushing
@@ -236,6 +244,7 @@ def run(args: argparse.Namespace, spec: data.DataSpec, rest: list[str]) -> int:
         pushing = push.Pusher(target, settings.folder, args.hub_license, args.hub_tag)
         evaluate_fn = evaluate if probabilistic else training.stock_evaluate
         recipe = finetuning.FineTuning.from_args(args)
+        watch.start()
         loop = TrainingHooks(settings, description, args.pcmepp_cfg, evaluate_fn, probabilistic, pushing, recipe)
         return loop
 
@@ -252,18 +261,25 @@ def run(args: argparse.Namespace, spec: data.DataSpec, rest: list[str]) -> int:
             make_train = functools.partial(cached_data, loop, Path(args.cache_tokens), spec, towers)
         return data.get_data(training.stock_get_data, spec, args, preprocess_fns, epoch, tokenizer, make_train)
 
+    def last_words() -> None:
+        if loop is not None:
+            loop.writer.saver.wait()
+            loop.release()
+
+    watch = FailureWatch(args.rank, args.world_size, leads_node=local_rank == 0, last_words=last_words)
     others = multiprocessing.active_children()
     try:
         try:
-            code = training.run_main(
-                rest,
-                args,
-                begin,
-                get_data=get_data,
-                passes=args.accum_freq if probabilistic else 1,
-            )
-            if code == 0 and loop is not None and loop.complete:
-                loop.finish()
+            with watch, network.explained():
+                code = training.run_main(
+                    rest,
+                    args,
+                    begin,
+                    get_data=get_data,
+                    passes=args.accum_freq if probabilistic else 1,
+                )
+                if code == 0 and loop is not None and loop.complete:
+                    loop.finish()
         finally:
             if loop is not None:
                 loop.leave()
@@ -272,10 +288,13 @@ def run(args: argparse.Namespace, spec: data.DataSpec, rest: list[str]) -> int:
         logging.info("%s", stopped)
         finish_push(push.STOP_TIMEOUT_S)
         return EXIT_STOPPED
-    except BaseException:
+    except BaseException as error:
         if loop is not None:
             loop.writer.saver.wait()
         finish_push(push.STOP_TIMEOUT_S)
+        if isinstance(error, OtherRankFailed):
+            watch.say(error.failure)
+            return error.failure.code
         raise
     finally:
         if loop is not None:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..system import network
 from ..system.processes import STOP_SIGNALS
 
 EXIT_STOPPED = 75  # tells the launch scripts: saved, start again
@@ -64,7 +65,7 @@ class RankCoordinator:
         self.interval = self.countdown = 1
         self.wants_stop = False
         self.leaving = False  # the main thread is ending the run
-        self.group: Any = dist.new_group(backend="gloo", timeout=START_UP_TIMEOUT) if distributed else None
+        self.group: Any = network.cpu_group(START_UP_TIMEOUT) if distributed else None
         self._ranks = self.gather((socket.gethostname(), os.getpid()))
         self._listen()
 

@@ -1,0 +1,167 @@
+"""One rank fails, all ranks end: at once, on all nodes, with the sentence of the one that failed.
+
+Otherwise the others would wait for it in a collective until the time-out. A rank that fails puts its sentence into the
+store of the process group. A thread of every rank looks for one every two seconds, which is one small request, and ends
+the process even if its main thread is blocked.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any
+
+from ..system import network
+from ..system.errors import RunFailed
+from ..system.processes import kill_children
+from ..system.redact import printable, redact
+from .coordination import Stopped
+
+INTERVAL_S = 2.0  # between two looks
+LAST_WORDS_S = 30.0  # for the last checkpoint to reach the disk
+SEEN_TIMEOUT_S = 3 * INTERVAL_S  # for the other ranks to see a failure
+KEY = "pcmepp/failure"
+SEEN = "pcmepp/failure/seen"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What the other ranks learn of a rank that failed.
+
+    Arguments:
+        node: its host, and the index of its node where the launcher gives one.
+        code: its exit code.
+    """
+
+    rank: int
+    node: tuple[str, str]
+    code: int
+    sentence: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.node[0]} failed: {self.sentence}"
+
+
+class OtherRankFailed(RunFailed):
+    """Raised in place of an error that follows from the failure of another rank, such as a lost connection."""
+
+    def __init__(self, failure: Failure):
+        super().__init__(str(failure))
+        self.failure = failure
+
+
+class FailureWatch:
+    """The context in which a rank trains: an exception that leaves it ends the other ranks, and theirs end this one.
+
+    Arguments:
+        rank, world_size: as the launcher gives them.
+        leads_node: whether this is the rank that prints what another node's rank has failed by.
+        last_words: called before the process is ended from the thread.
+    """
+
+    def __init__(self, rank: int, world_size: int, leads_node: bool, last_words: Callable[[], None]):
+        self.rank, self.world_size, self.leads_node, self.last_words = rank, world_size, leads_node, last_words
+        self.node = socket.gethostname(), os.environ.get("GROUP_RANK", "")
+        self._store: Any = None
+        self._closed = threading.Event()
+        self._ending = threading.Lock()  # held by the thread that ends the process
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Look for failures from now on; without a process group there is nothing to look for."""
+        self._store = network.run_store() if self.world_size > 1 else None
+        if self._store is not None:
+            self._thread = threading.Thread(target=self._watch, daemon=True, name="failures")
+            self._thread.start()
+
+    def __enter__(self) -> "FailureWatch":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        first = self._report(error) if error is not None and not isinstance(error, Stopped) else None
+        self._close()
+        if first is not None and first.rank != self.rank and not isinstance(error, KeyboardInterrupt):
+            raise OtherRankFailed(first) from None
+
+    def say(self, failure: Failure) -> None:
+        """Print it, once per node: on that of the rank that failed, this one prints its own error."""
+        if self.leads_node and self.node != failure.node:
+            print(f"pcmepp train: {printable(str(failure))}", file=sys.stderr, flush=True)
+
+    def _report(self, error: BaseException) -> Failure | None:
+        """The first failure of the run, which is this one if no other rank has failed before."""
+        self._store = self._store or (network.run_store() if self.world_size > 1 else None)
+        if self._store is None:
+            return None
+        mine = Failure(self.rank, self.node, _exit_code(error), redact(_sentence(error)))
+        try:
+            first = _parse(self._store.compare_set(KEY, "", json.dumps(asdict(mine))))
+            self._let_others_see()
+        except RuntimeError:  # the store has ended with the node that held it
+            return None
+        return first
+
+    def _watch(self) -> None:
+        while not self._closed.wait(INTERVAL_S):
+            try:
+                if not self._store.check([KEY]):
+                    continue
+                failure = _parse(self._store.get(KEY))
+            except RuntimeError:
+                return
+            if failure.rank != self.rank and self._ending.acquire(blocking=False):
+                self._end(failure)
+            return
+
+    def _end(self, failure: Failure) -> None:
+        threading.Timer(LAST_WORDS_S, os._exit, (failure.code,)).start()
+        self.say(failure)
+        with contextlib.suppress(Exception):
+            self._let_others_see()
+            self.last_words()
+        kill_children()
+        os._exit(failure.code)
+
+    def _let_others_see(self) -> None:
+        """Rank 0 may hold the store, and then it must not end before the others have looked."""
+        seen = self._store.add(SEEN, 1)
+        end = time.monotonic() + SEEN_TIMEOUT_S
+        holds_store = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        while holds_store and seen < self.world_size and time.monotonic() < end:
+            time.sleep(0.05)
+            seen = self._store.add(SEEN, 0)
+
+    def _close(self) -> None:
+        self._closed.set()
+        if not self._ending.acquire(blocking=False):
+            threading.Event().wait()  # the thread ends the process
+        if self._thread is not None:
+            self._thread.join(INTERVAL_S)
+
+
+def _parse(text: bytes) -> Failure:
+    values = json.loads(text)
+    return Failure(**{**values, "node": tuple(values["node"])})
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, (ValueError, RunFailed)):
+        return str(error)
+    lines = str(error).strip().splitlines()
+    return ": ".join([type(error).__name__, *lines[:1]])
+
+
+def _exit_code(error: BaseException) -> int:
+    """As `pcmepp` has it."""
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    return 2 if isinstance(error, ValueError) else 1

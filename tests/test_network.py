@@ -1,0 +1,241 @@
+"""How ranks find each other, and how all of them end when one does: real processes on this machine."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from drawn_shards import write_shards
+from network_rank import tally_of
+from ranks import Ranks
+
+from pcmepp_openclip.data.tally import Tally
+from pcmepp_openclip.system import network
+from pcmepp_openclip.training import failures
+
+WORKER = "network_rank"
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    server = Ranks(tmp_path_factory.mktemp("ranks") / "log")
+    yield server
+    server.close()
+
+
+# The interface. {address: name} as on typical nodes; `sources` are the own addresses from which a host is reached.
+
+HOME, WIRE, FAST = {"127.0.0.1": "lo", "::1": "lo"}, {"10.0.0.1": "eth0", "fe80::1": "eth0"}, {"10.1.0.1": "ib0"}
+CASES = {
+    "one machine": ({**HOME, **WIRE}, {"head": ["127.0.0.1"]}, False, "lo"),
+    "one machine by its name": ({**HOME, **WIRE}, {"head": ["10.0.0.1"]}, False, "eth0"),
+    "another node": ({**HOME, **WIRE, **FAST}, {"head": ["10.1.0.1"]}, True, "ib0"),
+    "IPv6": ({**HOME, "fd00::7": "eth1"}, {"head": ["fd00::7"]}, True, "eth1"),
+    "loopback first": ({**HOME, **WIRE, **FAST}, {"head": ["::1", "10.1.0.1"]}, True, "ib0"),
+    "the head is loopback, one interface": ({**HOME, **WIRE}, {"head": ["127.0.0.1"]}, True, "eth0"),
+    "the head is loopback, default route": (
+        {**HOME, **WIRE, **FAST},
+        {"head": ["127.0.0.1"], network.ELSEWHERE: ["10.0.0.1"]},
+        True,
+        "eth0",
+    ),
+    "the head is loopback, a choice": ({**HOME, **WIRE, **FAST}, {"head": ["127.0.0.1"]}, True, None),
+    "no such name": ({**HOME, **WIRE, **FAST}, {}, True, None),
+    "no interfaces known": ({}, {"head": ["10.0.0.1"]}, True, None),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_interface_is_that_of_the_route_to_the_head_node(monkeypatch, case):
+    names, sources, several, wanted = CASES[case]
+    monkeypatch.setattr(network, "_interfaces", lambda: names)
+    monkeypatch.setattr(network, "_sources", lambda host: sources.get(host, []))
+    assert network.interface_towards("head", several) == wanted
+
+
+def test_the_variable_is_set_only_if_it_is_unset(monkeypatch):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert network.choose_interface() == os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    assert network.choose_interface() == os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    monkeypatch.setenv("MASTER_ADDR", "no-such-host.invalid")
+    assert network.choose_interface() is None and "GLOO_SOCKET_IFNAME" not in os.environ
+    monkeypatch.delenv("MASTER_ADDR")
+    assert network.choose_interface() is None
+
+
+def test_interfaces_are_known_by_their_addresses():
+    """To which a socket can be bound, as to no other machine's."""
+    found = network._interfaces()
+    assert found["127.0.0.1"] == "lo"
+    assert set(found.values()) <= {name for _, name in socket.if_nameindex()}
+    for address, name in found.items():
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0, 0, socket.if_nametoindex(name)) if ":" in address else (address, 0))
+
+
+@pytest.mark.parametrize(
+    "environment, several",
+    [
+        ({}, False),
+        ({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}, False),
+        ({"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}, True),
+        ({"SLURM_NNODES": "2"}, True),
+        ({"SLURM_NNODES": "2", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}, False),
+    ],
+)
+def test_the_launcher_says_whether_there_are_several_nodes(monkeypatch, environment, several):
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_NNODES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert network.several_nodes() is several
+
+
+# Groups and files.
+
+
+def test_a_group_that_cannot_be_created_names_the_variable(ranks, tmp_path):
+    assert ranks.run(1, ["refused", tmp_path], module=WORKER) == [1]
+    last = ranks.log.read_text().splitlines()[-1]
+    assert "The ranks could not connect to each other by the network interface nowhere0 (GLOO_SOCKET_IFNAME)" in last
+    assert "set GLOO_SOCKET_IFNAME on every node" in last
+
+
+def test_the_limit_of_open_files_is_raised(ranks, tmp_path):
+    assert ranks.run(1, ["open_files", tmp_path], module=WORKER) == [0]
+    (enough, too_low), soft = json.loads((tmp_path / "files.json").read_text())
+    assert enough is None and soft == 4096
+    assert too_low.startswith("A process may have 4096 open files here, and with 5000 ranks it may need 11024")
+    assert "ulimit -Hn" in too_low
+
+
+def test_summaries_are_added_up_and_a_late_rank_breaks_nothing(ranks, tmp_path):
+    world = 3
+    assert ranks.run(world, ["gather", tmp_path], module=WORKER) == [0] * world
+    answers = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(world)]
+    for others, count in ((range(world), world), (range(world - 1), world - 1)):
+        slow = Tally()
+        for rank in others:
+            slow.add(tally_of(rank))
+        plain, ranks_in_it = answers[0].pop(0)
+        assert Tally.from_plain(plain) == slow and ranks_in_it == count
+        assert all(answer.pop(0) == [plain, count] for answer in answers[1:])
+
+
+def test_gradients_are_added_in_the_same_order_in_every_step(ranks, tmp_path):
+    """From the first step on, or a run of more than two ranks that is resumed would not be the same to the last bit."""
+    assert ranks.run(4, ["buckets", tmp_path], module=WORKER) == [0] * 4
+    first, *others = torch.load(tmp_path / "0.pt", weights_only=True)
+    assert len(first) > 50
+    for later in others:
+        assert all(torch.equal(a, b) for a, b in zip(first, later, strict=True))
+
+
+def test_a_tally_survives_json():
+    tally = tally_of(3)
+    assert Tally.from_plain(json.loads(json.dumps(tally.to_plain()))) == tally != tally_of(2)
+
+
+# A rank that fails ends the others.
+
+
+def ended(ranks, pids, seconds):
+    """The exit codes of ranks that end by themselves."""
+    end = time.monotonic() + seconds
+    while any(ranks.alive(pid) for pid in pids) and time.monotonic() < end:
+        time.sleep(0.05)
+    late = [pid for pid in pids if ranks.alive(pid)]
+    for pid in late:
+        os.kill(pid, signal.SIGKILL)
+    codes = ranks.wait(pids)
+    assert not late, f"{late} of {pids} were left"
+    return codes
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_bad_data_of_one_rank_end_all_ranks_with_its_sentence(ranks, tmp_path, failing):
+    """The other one waits for data, where the loss of its connections does not show. Rank 0 holds the store."""
+    shard = write_shards(tmp_path / "shards", shards=1, samples=16).replace("{00000..00000}", "00000")
+    gate, log, said = tmp_path / "gate", tmp_path / "run/out.log", len(ranks.log.read_text())
+    pipe = f"pipe:[ -e {gate} ] || exec cat {shard}; [ $RANK = {failing} ] && exec true; exec tail -f {gate}"
+    argv = ["--model", "PCMEpp-tiny", "--train-data", pipe, "--train-num-samples", "64", "--dataset-resampled"]
+    argv += ["--dataset-type", "webdataset", "--batch-size", "4", "--epochs", "1000", "--workers", "1"]
+    argv += ["--precision", "fp32", "--device", "cpu", "--train-data-shuffle-buffer", "4", "--save-frequency", "0"]
+    argv += ["--train-data-max-empty-shards", "2", "--logs", str(tmp_path), "--name", "run"]
+    pids = ranks.start(2, ["train", tmp_path / "groups", *argv], module=WORKER)
+    end = time.monotonic() + 60
+    while not (log.exists() and "Train Epoch: 0" in log.read_text()):
+        assert time.monotonic() < end, ranks.log.read_text()[said:]
+        time.sleep(0.02)
+    workers = [worker for pid in pids for worker in children(pid)]
+    gate.touch()
+    end = time.monotonic() + 60
+    assert ended(ranks, pids, 30) == [2, 2]
+    assert len(workers) == 2
+    while any(map(running, workers)) or any(str(gate) in command for command in commands()):
+        assert time.monotonic() < end, "a data worker or its command is left"
+        time.sleep(0.02)
+    text = ranks.log.read_text()[said:]
+    assert len(re.findall("pcmepp train: .*no usable sample", text)) == 1 and "Traceback" not in text
+    assert json.loads((tmp_path / "groups").read_text()) == ["gloo"]  # one group beside torch's default one
+
+
+def children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def commands() -> list[str]:
+    """The command lines of all processes."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(path.read_text())
+    return found
+
+
+@pytest.mark.parametrize(
+    "error, code, sentence",
+    [
+        (ValueError("--x is wrong."), 2, "--x is wrong."),
+        (failures.RunFailed("The loss is not finite."), 1, "The loss is not finite."),
+        (KeyError("weight"), 1, "KeyError: 'weight'"),
+        (RuntimeError("out of memory\nmore lines"), 1, "RuntimeError: out of memory"),
+        (KeyboardInterrupt(), 130, "KeyboardInterrupt"),
+    ],
+)
+def test_what_other_ranks_learn_of_an_error(error, code, sentence):
+    assert (failures._exit_code(error), failures._sentence(error)) == (code, sentence)
+
+
+def test_each_other_node_prints_a_failure_once(capsys):
+    failure = failures.Failure(5, ("node2", "1"), 2, "no data")
+    assert failures._parse(json.dumps(asdict(failure)).encode()) == failure
+    for node, leads, printed in (
+        (("node1", "0"), True, "pcmepp train: rank 5 on node2 failed: no data\n"),
+        (("node1", "0"), False, ""),
+        (("node2", "1"), True, ""),
+    ):
+        watch = failures.FailureWatch(0, 8, leads, lambda: None)
+        watch.node = node
+        watch.say(failure)
+        assert capsys.readouterr().err == printed
