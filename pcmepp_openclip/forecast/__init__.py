@@ -1,1 +1,3 @@
-"""What a run will need, found without a GPU: `fake_cuda` runs a training step on CUDA tensors that hold no numbers."""
+"""What a run will need, found without a GPU: `fake_cuda` makes CUDA tensors that hold no numbers, `fake_ranks` a group
+of ranks, and `attention` the kernels of a card; on them `step` trains, `live_bytes` counts, and `memory` has the peak
+of a rank."""

@@ -1,7 +1,7 @@
 """CUDA tensors without a CUDA device: shapes, dtypes, devices and memory of a computation, but no numbers.
 
-torch's fake tensors run forward passes and optimizers on the device "cuda" anywhere. Its autograd engine does not, since
-it asks the driver for a device; `backward` below visits the same nodes in the same order in Python.
+torch's fake tensors run forward passes and optimizers on the device "cuda" anywhere. Its autograd engine does not,
+since it asks the driver for a device; `backward` below visits the same nodes in the same order in Python.
 
     >>> with fake_cuda():
     ...     model = to_cuda(model_on_meta)
@@ -11,7 +11,7 @@ it asks the driver for a device; `backward` below visits the same nodes in the s
 import contextlib
 import heapq
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -21,8 +21,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 @contextlib.contextmanager
-def fake_cuda() -> Iterator[FakeTensorMode]:
-    """Within it, tensors that are created are fake, on any device, and "cuda" exists."""
+def fake_cuda(mode: FakeTensorMode | None = None) -> Iterator[FakeTensorMode]:
+    """Within it, tensors that are created are fake, on any device, and "cuda" exists.
+
+    Arguments:
+        mode: what an earlier call gave, to go on with its tensors.
+    """
     with contextlib.ExitStack() as stack:
         for owner, name, value in (
             (torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
@@ -32,53 +36,70 @@ def fake_cuda() -> Iterator[FakeTensorMode]:
             (torch.autograd, "grad", grad),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
-        yield stack.enter_context(FakeTensorMode(allow_non_fake_inputs=False))
+        yield stack.enter_context(mode or FakeTensorMode(allow_non_fake_inputs=False))
 
 
 def to_cuda(model: nn.Module) -> nn.Module:
     """The model, whose tensors may be on the device "meta", with fake CUDA tensors in their place."""
+    return to_fake(model, "cuda")
+
+
+def to_fake(model: nn.Module, device: str) -> nn.Module:
+    """The same with fake tensors of any device."""
     moved: dict[int, Tensor] = {}
     for module in model.modules():
-        for tensors in (module._parameters, module._buffers):
+        owners: tuple[dict[str, Any], ...] = module._parameters, module._buffers
+        for tensors in owners:
             for name, tensor in tensors.items():
                 if tensor is not None:
-                    tensors[name] = moved.setdefault(id(tensor), _on_cuda(tensor))
+                    tensors[name] = moved.setdefault(id(tensor), _fake(tensor, device))
     return model
 
 
-def _on_cuda(tensor: Tensor) -> Tensor:
-    new = torch.empty(tensor.shape, dtype=tensor.dtype, device="cuda")
+def _fake(tensor: Tensor, device: str) -> Tensor:
+    new = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
     return nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
 
 
 def backward(loss: Tensor, *_: Any, **__: Any) -> None:
     """`Tensor.backward` of a scalar."""
-    for leaf, gradient in _gradients(loss).values():
-        leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
+    _visit(loss, _accumulate)
+
+
+def _accumulate(leaf: Tensor, gradient: Tensor) -> None:
+    """As the engine: the first gradient is kept, later ones are added to it as soon as they arrive."""
+    if leaf.grad is None:
+        leaf.grad = gradient
+    else:
+        leaf.grad.add_(gradient)
 
 
 def grad(loss: Tensor, inputs: Sequence[Tensor], *_: Any, **__: Any) -> tuple[Tensor | None, ...]:
     """`torch.autograd.grad` of a scalar with respect to leaves."""
-    found = _gradients(loss)
-    return tuple(found[id(leaf)][1] if id(leaf) in found else None for leaf in inputs)
+    found: dict[int, Tensor] = {}
+    _visit(loss, lambda leaf, gradient: found.update({id(leaf): gradient}))
+    return tuple(found.get(id(leaf)) for leaf in inputs)
 
 
-def _gradients(loss: Tensor) -> dict[int, tuple[Tensor, Tensor]]:
-    """Every leaf and its gradient, by the leaf's id. A node and what it saved for its backward pass are dropped once
+def _visit(loss: Tensor, arrive: Callable[[Tensor, Tensor], None]) -> None:
+    """Calls `arrive` with every leaf and its gradient. A node and what it saved for its backward pass are dropped once
     it has run, as the engine does."""
-    assert loss.grad_fn is not None
-    waiting = _dependencies(loss.grad_fn)
-    arrived: dict[Any, list[Tensor | None]] = {loss.grad_fn: [torch.ones_like(loss)]}
+    root: Any = loss.grad_fn
+    assert root is not None
+    loss.detach_()  # it would hold all nodes to the end
+    waiting = _dependencies(root)
+    arrived: dict[Any, list[Tensor | None]] = {root: [torch.ones_like(loss)]}
     order = itertools.count()
-    ready = [(-loss.grad_fn._sequence_nr(), next(order), loss.grad_fn)]
-    leaves: dict[int, tuple[Tensor, Tensor]] = {}
+    ready = [(-root._sequence_nr(), next(order), root)]
+    del root
     # One id for the whole pass: by it, checkpointing knows that a block was recomputed already.
     with torch.no_grad(), mock.patch.object(torch._C, "_current_graph_task_id", lambda: 1):
         while ready:
             node = heapq.heappop(ready)[2]
             inputs = arrived.pop(node)
             if hasattr(node, "variable"):
-                leaves[id(node.variable)] = (node.variable, _summed(leaves.get(id(node.variable)), inputs[0]))
+                if inputs[0] is not None:
+                    arrive(node.variable, inputs[0])
                 continue
             targets = [(target, index) for target, index in node.next_functions if target is not None]
             outputs = _run(node, inputs)
@@ -94,12 +115,13 @@ def _gradients(loss: Tensor) -> dict[int, tuple[Tensor, Tensor]]:
                     priority = -(2**63) if hasattr(target, "variable") else -target._sequence_nr()
                     heapq.heappush(ready, (priority, next(order), target))
             del outputs, node
-    return leaves
 
 
 def _run(node: Any, inputs: list[Tensor | None]) -> list[Tensor | None]:
     """The gradients that a node passes on, without those that nothing takes."""
-    if isinstance(node, torch.autograd.function.BackwardCFunction):  # of a subclass of `torch.autograd.Function`
+    taken: Sequence[bool]
+    own = torch.autograd.function.BackwardCFunction  # of a subclass of `torch.autograd.Function`
+    if issubclass(type(node), own):
         described = zip(inputs, node._input_metadata, strict=True)
         filled = [_zeros(metadata) if gradient is None else gradient for gradient, metadata in described]
         outputs, taken = node.apply(*filled), node.needs_input_grad
@@ -111,10 +133,6 @@ def _run(node: Any, inputs: list[Tensor | None]) -> list[Tensor | None]:
 
 def _zeros(metadata: Any) -> Tensor:
     return torch.zeros(metadata.shape, dtype=metadata.dtype, device=metadata.device)
-
-
-def _summed(before: tuple[Tensor, Tensor] | None, gradient: Tensor) -> Tensor:
-    return gradient if before is None else before[1] + gradient
 
 
 def _like(gradient: Tensor, metadata: Any) -> Tensor:

@@ -1,0 +1,130 @@
+"""The peak memory of a rank's GPU in a training step, counted on fake tensors.
+
+What a card needs beyond that is not counted: the CUDA context and its libraries, workspaces of kernels, and the
+fragments that the caching allocator leaves.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import open_clip
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ..host.config_values import pair
+from ..host.loss import pcmepp_loss
+from ..models.pcmepp import ProbabilisticModel
+from .attention import fused_attention
+from .fake_cuda import fake_cuda, to_fake
+from .fake_ranks import fake_ranks
+from .live_bytes import LiveBytes
+from .step import TrainingStep
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes at the moment of the peak, whose parts add up to it.
+
+    Arguments:
+        weights: parameters and buffers.
+        gradients: those that exist at the peak: few of them where it is at the start of the backward pass.
+        optimizer: its state.
+        buckets: DDP's copy of the gradients; none on a single rank.
+        activations: all else: what is saved for the backward pass, the batch, the loss and temporary tensors.
+    """
+
+    peak: int
+    weights: int
+    gradients: int
+    optimizer: int
+    buckets: int
+    activations: int
+
+
+class MemoryForecast:
+    """Steps of one model, to be measured at several batch sizes, with and without checkpointing.
+
+    Arguments:
+        model: on the device "meta"; its tensors are replaced.
+        loss: for `ranks` ranks.
+        precision: a value of --precision.
+        device: "cuda", or "cpu" to compare with what a CPU takes.
+
+    The optimizer is AdamW as open_clip makes it, which on a GPU takes one more copy of the gradients for a moment.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        loss: nn.Module,
+        *,
+        precision: str,
+        ranks: int = 1,
+        device: str = "cuda",
+    ):
+        self.model, self.ranks, self.device = model, ranks, device
+        self.memory = LiveBytes(device)
+        self._mode: FakeTensorMode | None = None
+        with self._fake():
+            self.trained = [p for p in to_fake(model.train(), device).parameters() if p.requires_grad]
+            optimizer = torch.optim.AdamW(self.trained, foreach=device == "cuda")
+            height, width = pair(model.visual.image_size)
+            self.step = TrainingStep(model, loss, optimizer, precision, (height, width), model.context_length, device)
+            self.step.make_state()
+
+    def measure(self, batch_size: int, accum_freq: int = 1, grad_checkpointing: bool = False) -> StepMemory:
+        self.model.set_grad_checkpointing(grad_checkpointing)
+        memory, optimizer = self.memory, self.step.optimizer
+        with self._fake():
+            optimizer.zero_grad()
+            memory.restart()
+            self.step(batch_size, accum_freq)
+            state = [x for values in optimizer.state.values() for x in values.values() if isinstance(x, torch.Tensor)]
+            gradients = [p.grad for p in self.trained if p.grad is not None]
+            weights = memory.bytes_of([*self.model.parameters(), *self.model.buffers()])
+            buckets = memory.bytes_of(gradients) if self.ranks > 1 else 0
+            at_peak, kept = memory.bytes_of(gradients, at_peak=True), memory.bytes_of(state)
+        return StepMemory(
+            peak=memory.peak + buckets,
+            weights=weights,
+            gradients=at_peak,
+            optimizer=kept,
+            buckets=buckets,
+            activations=memory.peak - weights - at_peak - kept,
+        )
+
+    @contextlib.contextmanager
+    def _fake(self) -> Iterator[None]:
+        with fake_ranks(self.ranks), fake_cuda(self._mode) as self._mode, fused_attention(), self.memory:
+            yield
+
+
+def step_memory(
+    model: str,
+    batch_size: int,
+    *,
+    precision: str = "amp",
+    accum_freq: int = 1,
+    grad_checkpointing: bool = False,
+    ranks: int = 1,
+) -> StepMemory:
+    """The memory of a rank in a training step of the model of that name, all of whose parameters are trained.
+
+    Arguments:
+        batch_size, precision, accum_freq, grad_checkpointing: the flags of these names.
+
+    Plain models have open_clip's loss with --local-loss and --gather-with-grad.
+    """
+    with torch.device("meta"):
+        built = open_clip.create_model(
+            model, precision=precision, device="meta", output_dict=True, pretrained_text=False
+        )
+    loss: nn.Module = open_clip.ClipLoss(local_loss=True, gather_with_grad=True, world_size=ranks)
+    if isinstance(built, ProbabilisticModel):
+        loss = pcmepp_loss(built.pcmepp_cfg, world_size=ranks)
+    return MemoryForecast(built, loss, precision=precision, ranks=ranks).measure(
+        batch_size, accum_freq, grad_checkpointing
+    )
