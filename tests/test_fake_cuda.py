@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorDeviceMismatchError
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pcmepp_openclip.evaluation import encode
+from pcmepp_openclip.forecast.attention import fused_attention
 from pcmepp_openclip.forecast.fake_cuda import fake_cuda, to_cuda
 
 TINY = "PCMEpp-tiny"
@@ -26,7 +27,7 @@ ENCODED = {"encode.py:_gaussian"}  # of `pcmepp eval`, in every batch
 
 @pytest.fixture(autouse=True)
 def on_fake_cuda():
-    with fake_cuda():
+    with fake_cuda(), fused_attention():
         yield
 
 

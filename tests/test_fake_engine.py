@@ -77,7 +77,10 @@ def test_fake_gradients_have_the_shapes_and_dtypes_of_real_ones(precision):
     model = model_on_meta(TINY, precision)
     with fake_cuda():
         to_cuda(model)
-        batch = torch.empty(images.shape, dtype=images.dtype, device="cuda"), torch.zeros(texts.shape, dtype=torch.long, device="cuda")
+        batch = (
+            torch.empty(images.shape, dtype=images.dtype, device="cuda"),
+            torch.zeros(texts.shape, dtype=torch.long, device="cuda"),
+        )
         loss_of(model, batch, autocast, "cuda").backward()
     expected = {name: (p.grad.shape, p.grad.dtype) for name, p in real.named_parameters()}
     assert {name: (p.grad.shape, p.grad.dtype) for name, p in model.named_parameters()} == expected

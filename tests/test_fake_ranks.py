@@ -1,4 +1,5 @@
-"""The loss on one of 2, 64 and 1,024 ranks that do not exist: which collectives it calls, in which order, and the bytes.
+"""The loss on one of 2, 64 and 1,024 ranks that do not exist: which collectives it calls, in which order, of how many
+bytes.
 
 The lists below are those of a step of the training loop. A change of the loss that changes them costs every run on many
 ranks, and a rank that calls others than its peers waits forever.
@@ -82,7 +83,9 @@ def test_the_collectives_of_clip():
     """Of stock open_clip with the flags for many ranks: that they are counted as ours are."""
     n, ranks = 16, 8
     with fake_ranks(ranks), fake_cuda():
-        given = {name: x for name, x in features(n).items() if name in ("image_features", "text_features", "logit_scale")}
+        given = {
+            name: x for name, x in features(n).items() if name in ("image_features", "text_features", "logit_scale")
+        }
         with Traffic() as traffic:
             ClipLoss(local_loss=True, gather_with_grad=True, world_size=ranks)(**given).backward()
     size = n * ranks * D * FLOAT
@@ -92,11 +95,14 @@ def test_the_collectives_of_clip():
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_the_collectives_of_a_step_between_logs_and_of_a_logged_one(tmp_path, ranks):
-    """The loss as `pcmepp train` watches it. A logged step also gathers what pseudo-positives are counted by."""
+    """The loss as `pcmepp train` watches it. A logged step also gathers what pseudo-positives are counted by, and the
+    columns of the diagnostics."""
     n, N = 16, 16 * ranks
     expected = forward_collectives(n, ranks, 3)
     counted = [("all_gather", N * FLOAT), ("all_gather", N * 8), ("all_gather", N * 8)]
-    with hooks_of(arguments(tmp_path, model="PCMEpp-tiny")) as hooks, fake_ranks(ranks), fake_cuda():
+    diagnosed = [*(("all_reduce", N * size) for size in (4, 8, 4, 4, 8)), ("all_gather", N * 24)]
+    args = arguments(tmp_path, "--precision", "fp32", model="PCMEpp-tiny")
+    with hooks_of(args) as hooks, fake_ranks(ranks), fake_cuda():
         loss = hooks.watch_loss(PCMEppLoss(world_size=ranks), saves=False)
         loss.before_step(1, 0, logged=False)
         between, backward = traffic_of(loss, n)
@@ -104,7 +110,7 @@ def test_the_collectives_of_a_step_between_logs_and_of_a_logged_one(tmp_path, ra
         logged, _ = traffic_of(loss, n)
     assert kinds(between) == (expected if LOGS_EVERY_STEP else expected[:-1])
     assert kinds(backward) == backward_collectives(n, ranks)
-    assert kinds(logged) == [*expected[:2], *counted, *expected[2:]]
+    assert kinds(logged) == [*expected[:2], *counted, *expected[2:], *diagnosed]
 
 
 def test_nccl_scatters_and_gloo_reduces(monkeypatch):

@@ -54,7 +54,9 @@ class HostWaits(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs, packet = kwargs or {}, func.overloadpacket
-        if func.namespace == "aten" and torch.is_inference_mode_enabled():  # in which composite operators such as `to` arrive here whole
+        if (
+            func.namespace == "aten" and torch.is_inference_mode_enabled()
+        ):  # in which composite operators such as `to` arrive here whole
             with self:
                 if (result := func.decompose(*args, **kwargs)) is not NotImplemented:
                     return result
@@ -93,7 +95,11 @@ def _waits(packet: Any, args: tuple, kwargs: dict, devices: set[str]) -> bool:
     if packet in (aten.copy_, aten.copy):
         return len(devices) > 1 and not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
     if packet in (aten.index, *WRITES):  # a mask is turned into places, and places on the CPU are copied
-        return any(x.dtype in (torch.bool, torch.uint8) or x.device.type == "cpu" for x in tree_leaves(args[1]) if x is not None)
+        return any(
+            x.dtype in (torch.bool, torch.uint8) or x.device.type == "cpu"
+            for x in tree_leaves(args[1])
+            if x is not None
+        )
     return packet in SIZES
 
 
