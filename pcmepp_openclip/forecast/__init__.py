@@ -2,5 +2,6 @@
 
 `fake_cuda` makes CUDA tensors that hold no numbers, `fake_ranks` a group of ranks, and `attention` the kernels of a
 card. On them `step` trains while `live_bytes`, `flops` and `wire` count, and `memory` has the peak of a rank.
-`batch_sizes` finds those that fit; `cards` and `hosts` know what machines have; `report` writes it all for a dry run.
+`batch_sizes` finds those that fit; `cards` and `hosts` know what machines have; `report` writes
+it all for a dry run, and `line` one sentence for an error.
 """

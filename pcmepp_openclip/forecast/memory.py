@@ -45,6 +45,11 @@ class StepMemory:
     buckets: int
     activations: int
 
+    @property
+    def at_update(self) -> int:
+        """When AdamW updates the weights: it has two numbers per gradient, and takes a third for a moment."""
+        return self.weights + 2 * self.optimizer + self.buckets
+
 
 @dataclass(frozen=True)
 class StepCosts:
@@ -52,12 +57,14 @@ class StepCosts:
 
     Arguments:
         flops: of one batch, forward and backward; --accum-freq batches make a step.
+        forward_flops: of its forward pass alone, which --accum-freq repeats.
         collectives, sent: of the loss of one batch: their number, and the bytes that the rank sends for them.
         reduced: bytes that the rank sends for DDP's mean of the gradients, once per step.
     """
 
     memory: StepMemory
     flops: int
+    forward_flops: int
     collectives: int
     sent: int
     reduced: int
@@ -69,11 +76,14 @@ class StepCounter(LiveBytes):
     def __init__(self, device_type: str, ranks: int):
         super().__init__(device_type)
         self.ranks = ranks
-        self.flops = self.collectives = self.sent = 0
+        self.flops = self.forward_flops = self.collectives = self.sent = 0
 
     def restart(self) -> None:
         super().restart()
         self.flops = self.collectives = self.sent = 0
+
+    def after_forward(self) -> None:
+        self.forward_flops = self.flops
 
     def saw(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         super().saw(func, args, kwargs, out)
@@ -112,7 +122,7 @@ class FakeTraining:
         with self._fake():
             optimizer.zero_grad()
             counter.restart()
-            self.step(batch_size, accum_freq)
+            self.step(batch_size, accum_freq, counter.after_forward)
             state = [x for values in optimizer.state.values() for x in values.values() if isinstance(x, torch.Tensor)]
             gradients = [p.grad for p in self.trained if p.grad is not None]
             weights = counter.bytes_of([*self.model.parameters(), *self.model.buffers()])
@@ -129,6 +139,7 @@ class FakeTraining:
                 activations=counter.peak - weights - at_peak - kept,
             ),
             flops=counter.flops,
+            forward_flops=counter.forward_flops,
             collectives=counter.collectives,
             sent=counter.sent,
             reduced=all_reduced(copy, self.ranks),

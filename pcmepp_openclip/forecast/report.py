@@ -87,7 +87,8 @@ def _memory(plan: Plan, training: FakeTraining, costs: StepCosts) -> Rows:
         first = max(plan.batch_size, ENOUGH)
         low = peaks[checkpointed].peak if first == plan.batch_size else peak(checkpointed, first)
         known = (first, low), (2 * first, peak(checkpointed, 2 * first))
-        fits.append(largest(functools.partial(peak, checkpointed), known, [size * 1e9 for size in SIZES]))
+        least, sizes = costs.memory.at_update, [size * 1e9 for size in SIZES]
+        fits.append(largest(functools.partial(peak, checkpointed), known, least, sizes))
     each = [f"{size} GB: {_count(n)} ({_count(more)})" for size, n, more in zip(SIZES, *fits, strict=True)]
     yield "  largest --batch-size", f"{', '.join(each)}, in brackets with --grad-checkpointing"
 
@@ -97,8 +98,8 @@ def _host(plan: Plan) -> Rows:
     free = [_free(hosts.free_shared_memory()), _free(hosts.free_memory())]
     yield (
         "machine",
-        f"of {node.ranks} ranks with {plan.workers} workers each: {_size(node.shared)} in /dev/shm and about "
-        f"{_size(node.memory)} of memory; this one has {free[0]} and {free[1]} free",
+        f"of {node.ranks} rank{'s' * (node.ranks > 1)} with {plan.workers} workers each: {_size(node.shared)} in "
+        f"/dev/shm and about {_size(node.memory)} of memory; this one has {free[0]} and {free[1]} free",
     )
     soft, hard = hosts.file_limits()
     files = hosts.open_files(plan.ranks, plan.workers)
@@ -107,18 +108,19 @@ def _host(plan: Plan) -> Rows:
 
 
 def _time(plan: Plan, costs: StepCosts | None) -> Rows:
-    if plan.accum_freq > 1:
+    again = costs.forward_flops if costs is not None and plan.accum_freq > 1 else 0
+    if costs is not None and again:
         yield (
             "accumulation",
-            f"--accum-freq {plan.accum_freq} computes the features of every batch twice, as open_clip does: about a "
-            "third more time than the same global batch of a larger --batch-size or more ranks",
+            f"--accum-freq {plan.accum_freq} computes the features of every batch twice, as open_clip does: "
+            f"{100 * again / costs.flops:.0f} % more compute than the same global batch without it",
         )
     if plan.speed is not None:
         yield "time", f"{_hours(plan, plan.speed)} at {plan.speed:,.0f} samples/s per GPU"
         return
     if costs is None:
         return
-    flops = costs.flops / plan.batch_size * (4 / 3 if plan.accum_freq > 1 else 1)
+    flops = (costs.flops + again) / plan.batch_size
     yield (
         "time",
         f"at {100 * UTILISATION:.0f} % of a card's peak (assumed; give --samples-per-second-per-gpu for a measured "

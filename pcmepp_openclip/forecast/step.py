@@ -1,6 +1,7 @@
 """A training step of open_clip's loop on fake tensors."""
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +40,7 @@ class TrainingStep:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def __call__(self, batch_size: int, accum_freq: int = 1) -> None:
+    def __call__(self, batch_size: int, accum_freq: int, after_forward: Callable[[], None]) -> None:
         """One step. Gradients are left, as between the end of a step and the start of the next.
 
         Of `accum_freq` batches, which take the same memory each, one is computed that finds the gradients of another.
@@ -49,7 +50,9 @@ class TrainingStep:
         others = [(self._images(batch_size), self._texts(batch_size)) for _ in range(accum_freq - 1)]
         if others:
             self._make_gradients()
-        self._loss(images, texts, len(others)).backward()
+        loss = self._loss(images, texts, len(others))
+        after_forward()
+        loss.backward()
         self.optimizer.step()
 
     def _loss(self, images: Tensor, texts: Tensor, others: int) -> Tensor:
