@@ -10,7 +10,7 @@ from benchmarks.step import peak
 from pcmepp_openclip.forecast.attention import fused_attention
 from pcmepp_openclip.forecast.fake_cuda import fake_cuda
 from pcmepp_openclip.forecast.live_bytes import BLOCK, LiveBytes
-from pcmepp_openclip.forecast.memory import MemoryForecast, step_memory
+from pcmepp_openclip.forecast.memory import FakeTraining, step_memory
 from pcmepp_openclip.host.loss import pcmepp_loss
 
 TINY = "PCMEpp-tiny"
@@ -73,7 +73,7 @@ def forecast_on_cpu(name, batch):
     with torch.device("meta"):
         model = open_clip.create_model(name, device="meta", output_dict=True)
     loss = pcmepp_loss(model.pcmepp_cfg) if name == TINY else open_clip.ClipLoss()
-    return MemoryForecast(model, loss, precision="fp32", device="cpu").measure(batch)
+    return FakeTraining(model, loss, precision="fp32", device="cpu").measure(batch).memory
 
 
 def test_it_is_what_a_real_step_takes_on_a_cpu():
@@ -98,13 +98,13 @@ def test_parts():
 def test_precision_batch_size_checkpointing_and_accumulation():
     with torch.device("meta"):
         model = open_clip.create_model(TINY, device="meta", output_dict=True)
-    forecast, batch = MemoryForecast(model, pcmepp_loss(model.pcmepp_cfg), precision="fp32"), 256
-    whole = forecast.measure(batch)
-    assert forecast.measure(batch) == whole  # nothing is left of a step
-    assert forecast.measure(2 * batch).activations == pytest.approx(2 * whole.activations, rel=0.05)
-    assert forecast.measure(batch, grad_checkpointing=True).activations < 0.8 * whole.activations
+    forecast, batch = FakeTraining(model, pcmepp_loss(model.pcmepp_cfg), precision="fp32"), 256
+    whole = forecast.measure(batch).memory
+    assert forecast.measure(batch).memory == whole  # nothing is left of a step
+    assert forecast.measure(2 * batch).memory.activations == pytest.approx(2 * whole.activations, rel=0.05)
+    assert forecast.measure(batch, grad_checkpointing=True).memory.activations < 0.8 * whole.activations
     images, matrix = 3 * batch * 3 * 32 * 32 * 4, (4 * batch) ** 2 * 4
-    more = forecast.measure(batch, accum_freq=4).activations - whole.activations
+    more = forecast.measure(batch, accum_freq=4).memory.activations - whole.activations
     assert images < more < images + 6 * matrix
     assert step_memory(TINY, batch, precision="bf16").activations < 0.7 * whole.activations
 
@@ -113,7 +113,7 @@ def test_plain_models_and_frozen_parameters():
     with torch.device("meta"):
         model = open_clip.create_model("ViT-S-32", device="meta", output_dict=True)
     model.lock_image_tower()
-    frozen = MemoryForecast(model, open_clip.ClipLoss(), precision="fp32").measure(8)
+    frozen = FakeTraining(model, open_clip.ClipLoss(), precision="fp32").measure(8).memory
     text = 4 * sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert frozen.optimizer == pytest.approx(2 * text, rel=0.02)
     assert frozen.activations < step_memory("ViT-S-32", 8, precision="fp32").activations

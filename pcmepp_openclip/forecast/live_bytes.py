@@ -35,8 +35,12 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if func is not torch.ops.prim.device.default:
-            self.add(out)
+            self.saw(func, args, kwargs or {}, out)
         return out
+
+    def saw(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Called after each operation."""
+        self.add(out)
 
     def add(self, made: Any) -> None:
         """Counts the fake tensors within `made` that are not counted yet."""
@@ -48,7 +52,7 @@ class LiveBytes(TorchDispatchMode):
 
     def restart(self) -> None:
         """Forgets the peak so far."""
-        self.peak, self._made_at_peak = self.now, self._made
+        self._mark_peak()
 
     def bytes_of(self, tensors: Iterable[Tensor], at_peak: bool = False) -> int:
         """The memory of tensors that are alive; with `at_peak` of those alone that were made by then."""
@@ -68,7 +72,10 @@ class LiveBytes(TorchDispatchMode):
         self._held[name] = (weakref.ref(storage, lambda _: self._drop(name)), size, self._made)
         self.now += size
         if self.now > self.peak:
-            self.restart()
+            self._mark_peak()
+
+    def _mark_peak(self) -> None:
+        self.peak, self._made_at_peak = self.now, self._made
 
     def _drop(self, name: int) -> None:
         self.now -= self._held.pop(name)[1]

@@ -1,6 +1,7 @@
 """A training step of open_clip's loop on fake tensors."""
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,42 +36,39 @@ class TrainingStep:
 
     def make_state(self) -> None:
         """The state of the optimizer, which a run has after its first step."""
-        for parameter in self._trained():
-            parameter.grad = torch.empty_like(parameter)
+        self._make_gradients()
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def __call__(self, batch_size: int, accum_freq: int = 1) -> None:
+    def __call__(self, batch_size: int, accum_freq: int, after_forward: Callable[[], None]) -> None:
         """One step. Gradients are left, as between the end of a step and the start of the next.
 
-        Of `accum_freq` batches, which take the same memory each, two are computed: the first, and one that finds
-        gradients of another.
+        Of `accum_freq` batches, which take the same memory each, one is computed that finds the gradients of another.
         """
         self.optimizer.zero_grad()
         images, texts = self._images(batch_size), self._texts(batch_size)
-        if accum_freq == 1:
-            self._loss(images, texts).backward()
-        else:
-            self._accumulate(images, texts, accum_freq)
+        others = [(self._images(batch_size), self._texts(batch_size)) for _ in range(accum_freq - 1)]
+        if others:
+            self._make_gradients()
+        loss = self._loss(images, texts, len(others))
+        after_forward()
+        loss.backward()
         self.optimizer.step()
 
-    def _accumulate(self, images: Tensor, texts: Tensor, accum_freq: int) -> None:
-        """As open_clip: features of all batches first, without gradients, then each batch once more with them."""
-        later = [(self._images(len(images)), self._texts(len(texts))) for _ in range(accum_freq - 1)]
-        with torch.no_grad(), self._autocast():
-            features = self.model(images, texts)
-        others = {
-            name: [torch.empty_like(value) for _ in later] for name, value in features.items() if name not in SHARED
-        }
-        for _ in range(2):
-            self._loss(images, texts, others).backward()
-
-    def _loss(self, images: Tensor, texts: Tensor, others: dict[str, list[Tensor]] | None = None) -> Tensor:
-        """Of the features of this batch and, by name, those of `others`."""
+    def _loss(self, images: Tensor, texts: Tensor, others: int) -> Tensor:
+        """Of the features of this batch and of so many others, which open_clip has computed before."""
         with self._autocast():
             out = self.model(images, texts)
-            out.update({name: torch.cat([out[name], *more]) for name, more in (others or {}).items()})
+            if others:
+                features = {name: value for name, value in out.items() if name not in SHARED}
+                for name, value in features.items():
+                    out[name] = torch.cat([value, *(torch.empty_like(value) for _ in range(others))])
             return torch.stack(list(self.loss(**out, output_dict=True).values())).sum()
+
+    def _make_gradients(self) -> None:
+        for parameter in self.model.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.empty_like(parameter)
 
     def _autocast(self) -> Any:
         dtype = AUTOCAST.get(self.precision)
@@ -81,6 +79,3 @@ class TrainingStep:
 
     def _texts(self, count: int) -> Tensor:
         return torch.zeros(count, self.context_length, dtype=torch.long, device=self.device)
-
-    def _trained(self) -> list[Tensor]:
-        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
