@@ -19,7 +19,8 @@ from .measure import Row, added_memory, alone, one_thread, row, turns
 CASES = (("ViT-B-32", 4, 8, 32), ("ViT-B-16", 2, 11, 16))  # plain model, batch for time and repeats, batch for memory
 
 
-def training_step(name: str, batch: int, text_length: int = 77) -> Callable[[], None]:
+def training_step(name: str, batch: int, text_length: int | None = None) -> Callable[[], None]:
+    """A step with texts of that many tokens; of the context length by default."""
     torch.manual_seed(0)
     model = open_clip.create_model(name, output_dict=True)
     loss = pcmepp_openclip.PCMEppLoss() if name.startswith("PCMEpp") else open_clip.ClipLoss()
@@ -28,7 +29,7 @@ def training_step(name: str, batch: int, text_length: int = 77) -> Callable[[], 
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()  # makes its moments, as in the middle of a run
     image = torch.randn(batch, 3, *model.visual.image_size)
-    text = torch.randint(1, 49406, (batch, text_length))
+    text = torch.randint(1, 49406, (batch, text_length or model.context_length))
     text[:, -1] = 49407  # the end of a text, which both pool at
 
     def step() -> None:

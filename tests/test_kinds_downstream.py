@@ -174,7 +174,7 @@ def test_a_dry_run(trained, name, tmp_path, capsys):
     assert train.main(flags(trained.data, tmp_path, name, *start, "--batch-size", "8")) == 0
     count = sum(parameter.numel() for parameter in trained.model(name).parameters())
     out = capsys.readouterr().out
-    assert f"{count:,} parameters, {count:,} trained" in out and "gathered per step" in out
+    assert f"{count:,} parameters, {count:,} trained" in out and "sent per step" in out
 
 
 def test_weights_of_the_trunk_s_own_size_are_resized(trained, tmp_path):

@@ -19,6 +19,7 @@ PRIVATE = {  # a new flag of open_clip's, or of ours, is a decision: it goes her
     # the machine, and how the run was watched
     *("device", "dist_backend", "dist_url", "no_set_device_rank", "remote_sync_frequency", "remote_sync_protocol"),
     *("report_to", "debug", "copy_codebase", "log_local", "log_every_n_steps", "trace", "dry_run"),
+    *("samples_per_second_per_gpu",),
     *("save_frequency", "save_most_recent", "delete_previous_checkpoint", "save_best"),
     *("save_every_minutes", "save_retry_minutes", "rank_timeout_minutes"),
 }

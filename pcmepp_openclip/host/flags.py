@@ -17,6 +17,7 @@ import torch
 from ..system.text import did_you_mean, flag_of
 from . import seams
 from .config_values import pair
+from .loss import create_loss
 from .trainer import params
 
 READ = (  # the flags of open_clip that are read here
@@ -189,6 +190,10 @@ class PlannedRun:
     trains: bool
     dataset_type: str
     train_num_samples: int | None
+    precision: str
+    workers: int
+    grad_checkpointing: bool
+    samples_per_second_per_gpu: float | None
 
 
 def planned_run(args: Namespace) -> PlannedRun:
@@ -294,6 +299,7 @@ def model_without_weights(args: Namespace) -> Any:
             force_image_size=args.force_image_size,
             force_context_length=args.force_context_length,
             pretrained_text=False,
+            output_dict=True,
             **({} if args.pcmepp_cfg is None else {"pcmepp_cfg": args.pcmepp_cfg}),
         )
     if args.head_only:
@@ -303,6 +309,33 @@ def model_without_weights(args: Namespace) -> Any:
     if args.lock_text:
         model.lock_text_tower(args.lock_text_unlocked_layers)
     return model
+
+
+def planned_loss(args: Namespace) -> torch.nn.Module:
+    """The loss of these flags, on `args.world_size` ranks."""
+    if args.pcmepp_cfg is not None:
+        return create_loss(args, args.pcmepp_cfg)
+    return open_clip.create_loss(Namespace(**{**vars(args), "distill": False}))
+
+
+def not_forecast(args: Namespace) -> str:
+    """Why the training step of these flags is not what a forecast computes, or ""."""
+    for flag, on in {
+        "--device cpu": args.device.startswith("cpu"),
+        "--cache-tokens": args.cache_tokens is not None,
+        "--distill-model": args.distill_model is not None,
+        "--horovod": args.horovod,
+        "--use-bnb-linear": args.use_bnb_linear is not None,
+        "--torchscript": args.torchscript,
+    }.items():
+        if on:
+            return f"this run has {flag}."
+    return ""
+
+
+def image_size(model: Any) -> tuple[int, int]:
+    height, width = pair(model.visual.image_size)
+    return height, width
 
 
 def empty_batch(model: Any) -> tuple[torch.Tensor, torch.Tensor]:

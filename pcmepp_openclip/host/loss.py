@@ -15,14 +15,18 @@ def create_loss(args: Any, pcmepp_cfg: dict) -> PCMEppLoss:
         raise ValueError("A PCME++ model has a loss of its own: drop --distill-model and --siglip.")
     if args.horovod:
         raise ValueError("PCMEppLoss works with torch.distributed: drop --horovod and start by torchrun or srun.")
-    cfg = PCMEppCfg.parse(pcmepp_cfg)
+    return pcmepp_loss(PCMEppCfg.parse(pcmepp_cfg), args.rank, args.world_size, getattr(args, "seed", 0))
+
+
+def pcmepp_loss(cfg: PCMEppCfg, rank: int = 0, world_size: int = 1, seed: int = 0) -> PCMEppLoss:
+    """The loss that the config of a model asks for."""
     return PCMEppLoss(
-        args.rank,
-        args.world_size,
+        rank,
+        world_size,
         cfg.distance,
         cfg.reduction,
         cfg.train_means_by,
         settings=cfg.term_settings,
-        seed=getattr(args, "seed", 0),
+        seed=seed,
         **cfg.weights,
     )

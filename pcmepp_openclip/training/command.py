@@ -112,7 +112,13 @@ def own_parser() -> argparse.ArgumentParser:
         const=1,
         default=0,
         metavar="RANKS",
-        help="check the flags and the data and print what a run on RANKS ranks would do, without training",
+        help="check the flags and the data and print what a run on RANKS ranks would do and need, without training",
+    )
+    parser.add_argument(
+        "--samples-per-second-per-gpu",
+        type=float,
+        metavar="X",
+        help="with --dry-run: the speed of one GPU, as a short run logs it; otherwise it is estimated for some cards",
     )
     group = parser.add_argument_group("frozen towers")
     group.add_argument(
@@ -179,6 +185,7 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> tuple[argparse.Namespac
     vars(args).update(vars(own))
     flags.check_numbers(args)
     check_minutes(own)
+    check_speed(own)
     _, args.rank, args.world_size = training.world_info_from_env()
     args.world_size = args.dry_run or args.world_size
     # Before anything reads the batch size.
@@ -301,6 +308,15 @@ def run(args: argparse.Namespace, spec: data.DataSpec, rest: list[str]) -> int:
             loop.release()
     finish_push(push.END_TIMEOUT_S, hurry=lambda: loop is not None and loop.stop_asked)
     return code
+
+
+def check_speed(own: argparse.Namespace) -> None:
+    """ValueError for a speed that a dry run cannot use."""
+    speed = own.samples_per_second_per_gpu
+    if speed is not None and not own.dry_run:
+        raise ValueError("--samples-per-second-per-gpu is for the forecast of --dry-run: add that, or drop it.")
+    if speed is not None and not 0 < speed < float("inf"):
+        raise ValueError(f"--samples-per-second-per-gpu must be more than 0, not {speed:g}.")
 
 
 def check_minutes(own: argparse.Namespace) -> None:

@@ -10,8 +10,15 @@ import open_clip
 
 from .. import cache, data
 from ..host import weights
-from ..host.flags import PlannedRun, empty_batch, model_without_weights, planned_run
-from ..host.towers import embedding_dim
+from ..host.flags import (
+    PlannedRun,
+    empty_batch,
+    image_size,
+    model_without_weights,
+    not_forecast,
+    planned_loss,
+    planned_run,
+)
 from ..models.lora import lora_state_dict
 from ..runs import checkpoints
 from . import param_groups
@@ -64,11 +71,27 @@ def describe(args: Any, spec: data.DataSpec) -> Iterator[tuple[str, str]]:
     yield "checkpoint size", f"about {(saved + 2 * trained) * 4 / 1e9:.2f} GB"
     if run.cache_tokens is not None:
         yield "token cache", _cache(Path(run.cache_tokens), model, sum(total or 0 for total in spec.totals))
-    if run.pcmepp_cfg is not None and run.world_size > 1 and run.pcmepp_cfg.get("distance", "csd") == "csd":
-        dim = embedding_dim(model)
-        floats = global_batch * (dim + 3)  # means and offsets of texts, and two floats per column of the softmax
-        yield "gathered per step", f"{floats * 4 * run.accum_freq / 1e6:.1f} MB per rank"
     yield "output", _output(run)
+    yield from _forecast(args, run, model, seen)
+
+
+def _forecast(args: Any, run: PlannedRun, model: Any, samples: int) -> Iterator[tuple[str, str]]:
+    from ..forecast import report  # takes a while to import
+
+    plan = report.Plan(
+        batch_size=run.batch_size,
+        accum_freq=run.accum_freq,
+        grad_checkpointing=run.grad_checkpointing,
+        precision=run.precision,
+        ranks=run.world_size,
+        workers=run.workers,
+        image_size=image_size(model),
+        context_length=model.context_length,
+        samples=samples,
+        speed=run.samples_per_second_per_gpu,
+        why_not=not_forecast(args),
+    )
+    return report.rows(plan, model, planned_loss(args))
 
 
 def _start(run: PlannedRun, model: Any) -> str:

@@ -1,0 +1,171 @@
+"""The forecast as rows of a dry run: what a card, a machine, the network and the clock will see."""
+
+import functools
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from . import hosts
+from .batch_sizes import largest
+from .cards import CARDS, CONTEXT, SIZES, UTILISATION, samples_per_second
+from .memory import FakeTraining, StepCosts, StepMemory
+
+Rows = Iterator[tuple[str, str]]
+ENOUGH = 64  # at a smaller batch, the peak may be at the update of the weights, and not grow with the batch
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked of a run; the names are those of flags.
+
+    Arguments:
+        samples: of the whole run, on all ranks.
+        speed: samples per second of one GPU, or None where it is to be estimated.
+        why_not: why no step can be forecast, or "".
+    """
+
+    batch_size: int
+    accum_freq: int
+    grad_checkpointing: bool
+    precision: str
+    ranks: int
+    workers: int
+    image_size: tuple[int, int]
+    context_length: int
+    samples: int
+    speed: float | None
+    why_not: str = ""
+
+
+def rows(plan: Plan, model: Any, loss: nn.Module) -> Rows:
+    """(name, text) of each row. A model that cannot be forecast has a row that says so.
+
+    Arguments:
+        model: on the device "meta"; it is used up.
+        loss: for all ranks.
+    """
+    costs = None
+    try:
+        if plan.why_not:
+            raise ValueError(plan.why_not)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            training = FakeTraining(model, loss, precision=plan.precision, ranks=plan.ranks)
+            costs = training.measure(plan.batch_size, plan.accum_freq, plan.grad_checkpointing)
+            memory = list(_memory(plan, training, costs))
+        yield from memory
+    except Exception as error:  # of any model that torch or open_clip may have: the rest of the dry run matters more
+        yield "GPU memory", f"not forecast: {_reason(error)}"
+    yield from _host(plan)
+    if costs is not None and plan.ranks > 1:
+        sent = costs.reduced + plan.accum_freq * costs.sent
+        calls = plan.accum_freq * costs.collectives
+        yield (
+            "sent per step",
+            f"{_size(sent)} by each rank: {_size(costs.reduced)} of gradients, {_size(sent - costs.reduced)} for the "
+            f"loss in {calls} collectives",
+        )
+    yield from _time(plan, costs)
+
+
+def _memory(plan: Plan, training: FakeTraining, costs: StepCosts) -> Rows:
+    """The peak of the run as it is planned and with checkpointing switched over, and the batch sizes that fit."""
+    on, peaks = plan.grad_checkpointing, {plan.grad_checkpointing: costs.memory}
+
+    def peak(checkpointed: bool, batch_size: int) -> int:
+        return training.measure(batch_size, plan.accum_freq, checkpointed).memory.peak
+
+    peaks[not on] = training.measure(plan.batch_size, plan.accum_freq, not on).memory
+    yield "GPU memory", f"{_parts(peaks[on])} per rank, with texts of {plan.context_length} tokens"
+    yield f"  {'without' if on else 'with'} --grad-checkpointing", _parts(peaks[not on])
+    yield "  a card adds", f"about {_size(CONTEXT)} for CUDA and its libraries, and 5 to 10 % fragments (assumed)"
+    fits = []
+    for checkpointed in (False, True):
+        first = max(plan.batch_size, ENOUGH)
+        low = peaks[checkpointed].peak if first == plan.batch_size else peak(checkpointed, first)
+        known = (first, low), (2 * first, peak(checkpointed, 2 * first))
+        least, sizes = costs.memory.at_update, [size * 1e9 for size in SIZES]
+        fits.append(largest(functools.partial(peak, checkpointed), known, least, sizes))
+    each = [f"{size} GB: {_count(n)} ({_count(more)})" for size, n, more in zip(SIZES, *fits, strict=True)]
+    yield "  largest --batch-size", f"{', '.join(each)}, in brackets with --grad-checkpointing"
+
+
+def _host(plan: Plan) -> Rows:
+    node = hosts.node(plan.ranks, plan.workers, plan.batch_size, plan.image_size, plan.context_length)
+    free = [_free(hosts.free_shared_memory()), _free(hosts.free_memory())]
+    yield (
+        "machine",
+        f"of {node.ranks} rank{'s' * (node.ranks > 1)} with {plan.workers} workers each: {_size(node.shared)} in "
+        f"/dev/shm and about {_size(node.memory)} of memory; this one has {free[0]} and {free[1]} free",
+    )
+    soft, hard = hosts.file_limits()
+    files = hosts.open_files(plan.ranks, plan.workers)
+    short = "; raise it: ulimit -n" if files > hard else ""
+    yield "open files", f"about {files:,} in each rank; this machine allows {soft:,}, at most {hard:,}{short}"
+
+
+def _time(plan: Plan, costs: StepCosts | None) -> Rows:
+    again = costs.forward_flops if costs is not None and plan.accum_freq > 1 else 0
+    if costs is not None and again:
+        yield (
+            "accumulation",
+            f"--accum-freq {plan.accum_freq} computes the features of every batch twice, as open_clip does: "
+            f"{100 * again / costs.flops:.0f} % more compute than the same global batch without it",
+        )
+    if plan.speed is not None:
+        yield "time", f"{_hours(plan, plan.speed)} at {plan.speed:,.0f} samples/s per GPU"
+        return
+    if costs is None:
+        return
+    flops = (costs.flops + again) / plan.batch_size
+    yield (
+        "time",
+        f"at {100 * UTILISATION:.0f} % of a card's peak (assumed; give --samples-per-second-per-gpu for a measured "
+        f"speed) and {flops / 1e9:,.0f} GFLOPs per sample:",
+    )
+    for card in CARDS:
+        speed = samples_per_second(card, flops, plan.precision)
+        if speed is None:
+            yield f"  {card.name}", f"has no bfloat16: give another --precision than {plan.precision}"
+        else:
+            yield f"  {card.name}", f"{speed:,.0f} samples/s per GPU, {_hours(plan, speed)}"
+
+
+def _hours(plan: Plan, speed: float) -> str:
+    gpu_hours = plan.samples / speed / 3600
+    return f"{_number(gpu_hours / plan.ranks)} hours, {_number(gpu_hours)} GPU-hours"
+
+
+def _parts(memory: StepMemory) -> str:
+    names = {
+        "activations": memory.activations,
+        "optimizer": memory.optimizer,
+        "weights": memory.weights,
+        "gradients": memory.gradients,
+        "DDP buckets": memory.buckets,
+    }
+    return f"{_size(memory.peak)} ({', '.join(f'{name} {_size(size)}' for name, size in names.items() if size)})"
+
+
+def _size(size: float) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
+
+
+def _count(batch_size: int) -> str:
+    return f"{batch_size:,}" if batch_size else "none"
+
+
+def _free(size: int | None) -> str:
+    return "an unknown amount" if size is None else _size(size)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
+
+
+def _reason(error: Exception) -> str:
+    words = str(error).strip().splitlines() or [type(error).__name__]
+    return f"{words[0][:200].rstrip('.')}."

@@ -1,0 +1,118 @@
+"""Training and validation on fake CUDA tensors, by open_clip's own loop and the hooks of `pcmepp train`."""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import open_clip
+import torch
+from host_waits import HostWaits
+
+from pcmepp_openclip.host.calls import EpochCall, ValidationCall
+from pcmepp_openclip.host.flags import run_settings
+from pcmepp_openclip.runs.record import RunDescription
+from pcmepp_openclip.training import command
+from pcmepp_openclip.training.finetuning import FineTuning
+from pcmepp_openclip.training.hooks import TrainingHooks
+from pcmepp_openclip.training.push import Pusher
+from pcmepp_openclip.training.validation import evaluate
+
+MODEL = "PCMEpp-ViT-B-16"
+BATCH = 4
+ANSWERS = {
+    "check": (math.inf, False),  # of the first step at which the loss was not finite
+    "metrics": (1.0, True),  # of the scales of the logits
+    "columns": (1.0, True),
+}
+
+
+def arguments(folder: Path, *flags: str, model: str = MODEL) -> Any:
+    """Those of `pcmepp train` with `flags`, as open_clip's `main` completes them on a GPU."""
+    given = ["--model", model, "--dataset-type", "synthetic", "--train-num-samples", "4000", "--logs", str(folder)]
+    given += ["--name", "run", "--batch-size", str(BATCH), "--epochs", "2", "--save-frequency", "0", *flags]
+    args, _ = command.prepare(*command.own_parser().parse_known_args(given))
+    args.device, args.distributed, args.distill, args.wandb = "cuda", False, False, False
+    args.save_logs, args.val_frequency = False, 1
+    args.checkpoint_path = str(folder / "run" / "checkpoints")
+    Path(args.checkpoint_path).mkdir(parents=True)
+    return args
+
+
+def model_on_meta(name: str, precision: str) -> Any:
+    """The model as `main` creates it, without numbers: give it to `to_cuda`."""
+    with torch.device("meta"):
+        return open_clip.create_model(name, precision=precision, device="meta", output_dict=True)
+
+
+class Batches:
+    """A loader of batches on the CPU, which tells `waits` when a batch is taken.
+
+    Its `num_batches` are those of a long epoch, whose first step is logged, and the next ones are not."""
+
+    num_batches, num_samples = 1000, 4000
+
+    def __init__(self, batches: int, model: Any, waits: "StepWaits"):
+        self.batches, self.waits = batches, waits
+        self.image_size, self.context_length = model.visual.image_size, model.context_length
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for _ in range(self.batches):
+            self.waits.batches.append([])
+            yield torch.empty(BATCH, 3, *self.image_size), torch.zeros(BATCH, self.context_length, dtype=torch.long)
+
+
+class StepWaits(HostWaits):
+    """The waits of each batch, from when it is there until the next one is wanted."""
+
+    def __init__(self, answers: dict[str, tuple[float, bool]]):
+        super().__init__(answers)
+        self.batches: list[list[str]] = []
+
+    @property
+    def found(self) -> list[str]:
+        return self.batches[-1] if self.batches else []
+
+    @found.setter
+    def found(self, _empty: list[str]) -> None: ...
+
+
+@contextlib.contextmanager
+def hooks_of(args: Any) -> Iterator[TrainingHooks]:
+    settings = run_settings(args, keep_latest=False)
+    description = RunDescription(hyperparameters={}, model_config={}, sources=[])
+    keep_rng = False  # the state of random number generators is of real numbers
+    pusher, finetuning = Pusher(None, settings.folder), FineTuning.from_args(args)
+    hooks = TrainingHooks(settings, description, args.pcmepp_cfg, evaluate, keep_rng, pusher, finetuning)
+    try:
+        yield hooks
+    finally:
+        hooks.leave()
+        hooks.release()
+
+
+def train(args: Any, model: Any, batches: int) -> list[list[str]]:
+    """So many batches within `fake_cuda`: what waits in each of them."""
+    waits = StepWaits(ANSWERS)
+    weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=1e-3, foreach=True)  # torch's choice for CUDA
+    scaler = torch.amp.GradScaler("cuda") if args.precision == "amp" else None
+    model.set_grad_checkpointing(args.grad_checkpointing)
+    data = {"train": SimpleNamespace(dataloader=Batches(batches, model, waits), set_epoch=lambda epoch: None)}
+    with hooks_of(args) as hooks, waits:
+        hooks.set_up_optimizer(optimizer, model)
+        loss = hooks.watch_loss(open_clip.create_loss(args), saves=False)
+        schedule = hooks.schedule(lambda step: 1e-3, optimizer, 1000)
+        hooks.train_epoch(EpochCall((model, data, loss, 0, optimizer, scaler, schedule, None, args), {}))
+    return waits.batches
+
+
+def validate(args: Any, model: Any, batches: int) -> tuple[dict, list[list[str]]]:
+    """Validation on so many batches: the metrics, and what waits."""
+    waits = StepWaits(ANSWERS)
+    data = {"train": None, "val": SimpleNamespace(dataloader=Batches(batches, model, waits))}
+    with hooks_of(args) as hooks, waits:
+        metrics = hooks.validate(ValidationCall((model, data, 1, args), {}))
+    return metrics, waits.batches
