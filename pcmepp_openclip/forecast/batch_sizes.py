@@ -10,7 +10,7 @@ from .cards import room
 
 MULTIPLE = 8  # of a batch size
 CLOSE = 0.02  # a line this close to a step is as good as it
-FARTHEST = 8  # times the largest batch size so far, for the next one
+FARTHEST = 8  # times the larger known batch size, for a check
 CHECKS = 3  # steps for each card where the line is bent
 
 
@@ -26,10 +26,11 @@ def largest(
         sizes: of the cards, bytes.
     """
     points, bent, checked, found = dict(known), False, False, {}
+    farthest = FARTHEST * max(points)  # the loss of a far larger batch takes long to count
     for size in sorted(sizes, reverse=True):
         limit = room(size)
         for _ in range(CHECKS if limit > least else 0):
-            at = min(_crossing(points, limit), FARTHEST * max(points)) or min(points) // 4
+            at = min(_crossing(points, limit), farthest) or min(points) // 4
             if at in points or at == 0 or (checked and not bent):
                 break
             expected, points[at], checked = _line(points, at), peak(at), True
