@@ -33,10 +33,21 @@ def test_it_says_what_would_happen(counted, tmp_path, capsys):
     assert out["samples seen"] == "5,120"
     assert "160,517,378 parameters" in out["model"] and out["checkpoint size"] == "about 1.93 GB"
     assert out["output"] == str(tmp_path / "new") and not (tmp_path / "new").exists()
+    assert out["GPU memory"].startswith("4.") and "with --grad-checkpointing" in out
 
 
 def test_the_share_of_each_source(counted, capsys):
-    call(counted, "--dry-run", "--dataset-resampled", "--train-data-mix", "few=3,many=1", "--train-num-samples", "400")
+    call(
+        counted,
+        "--dry-run",
+        "--device",
+        "cpu",
+        "--dataset-resampled",
+        "--train-data-mix",
+        "few=3,many=1",
+        "--train-num-samples",
+        "400",
+    )
     out = capsys.readouterr().out
     assert "of few" in out and "3,000 (75.0 %)" in out and "1,000 (25.0 %)" in out
 
