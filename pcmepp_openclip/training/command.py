@@ -109,6 +109,11 @@ def own_parser() -> argparse.ArgumentParser:
         metavar="RANKS",
         help="check the flags and the data and print what a run on RANKS ranks would do, without training",
     )
+    parser.add_argument(
+        "--chunked-clip-loss",
+        action="store_true",
+        help="train a plain model with CLIP's loss in chunks, whose memory does not grow with the square of the batch",
+    )
     group = parser.add_argument_group("frozen towers")
     group.add_argument(
         "--head-only",
@@ -175,6 +180,7 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> tuple[argparse.Namespac
     check_minutes(own)
     args.pcmepp_cfg = merged_cfg(args)
     flags.check_for_lora(args)
+    flags.check_for_chunked_clip_loss(args)
     finetuning.check(args)
     data_flags = data.DataFlags.from_args(args, redact_args(args))
     check_head_only(args, data_flags)
