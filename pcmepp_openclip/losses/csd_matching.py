@@ -19,15 +19,17 @@ class MatchLogits:
     Arguments:
         o_n, o_N: the offsets of this rank's images and of all texts.
         a, b: of the matching logit, 0-d.
+        s: 0-d where s c is given in place of the cosines, else None.
     """
 
-    def __init__(self, o_n: Tensor, o_N: Tensor, a: Tensor, b: Tensor):
-        self.two_a = 2 * a
+    def __init__(self, o_n: Tensor, o_N: Tensor, a: Tensor, b: Tensor, s: Tensor | None = None):
+        self.two_a, self.s = 2 * a, s
+        self.dy_by_dz = self.two_a if s is None else self.two_a / s
         self.row_n, self.column_N = torch.addcmul(b, o_n, a, value=-1), a * o_N
 
-    def of(self, c: Tensor, rows: slice) -> Tensor:
-        """y of the cosines c of some rows with all columns."""
-        return torch.addcmul(self.row_n[rows, None], c, self.two_a).sub_(self.column_N)
+    def of(self, z: Tensor, rows: slice) -> Tensor:
+        """y of some rows with all columns, from their cosines or from s c."""
+        return torch.addcmul(self.row_n[rows, None], z, self.dy_by_dz).sub_(self.column_N)
 
 
 class MatchGradients:
@@ -68,9 +70,9 @@ class MatchGradients:
         self.column_sum_N: Tensor | None = None
         self.dot: Tensor | None = None
 
-    def add(self, c: Tensor, rows: slice) -> Tensor:
-        """dL/dy of the cosines c of some rows, in units of `unit`; dL/dc is `dc_by_dy` times that."""
-        y, column = self.logits.of(c, rows), rows.start + self.first
+    def add(self, z: Tensor, rows: slice) -> Tensor:
+        """dL/dy of some rows, in units of `unit`, from their cosines or s c; dL/dc is `dc_by_dy` times that."""
+        y, column = self.logits.of(z, rows), rows.start + self.first
         label = None if self.labels is None else self.labels.of(rows)
         if self.g_raised is None:
             dy = y.sigmoid_()
@@ -84,14 +86,15 @@ class MatchGradients:
             dy -= label.mul_(self.own)
         torch.sum(dy, dim=1, out=self.row_sum_n[rows])
         self.column_sum_N = plus(self.column_sum_N, dy.sum(dim=0))
-        self.dot = plus(self.dot, torch.dot(dy.flatten(), c.flatten()))
+        self.dot = plus(self.dot, torch.dot(dy.flatten(), z.flatten()))
         return dy
 
     def found(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The gradients of o_n, o_N, a and b, once all chunks were added."""
         assert self.column_sum_N is not None and self.dot is not None
         do_by_dy = self.dc_by_dy * -0.5
-        da = (2 * self.dot).sub_(torch.dot(self.row_sum_n, self.o_n)).sub_(torch.dot(self.column_sum_N, self.o_N))
+        dot = self.dot if self.logits.s is None else self.dot / self.logits.s
+        da = (2 * dot).sub_(torch.dot(self.row_sum_n, self.o_n)).sub_(torch.dot(self.column_sum_N, self.o_N))
         db = self.row_sum_n.sum()
         return self.row_sum_n * do_by_dy, self.column_sum_N * do_by_dy, da * self.unit, db * self.unit
 

@@ -93,31 +93,33 @@ class PairLosses(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         n, N, first, labels = len(v_nD), len(t_ND), settings.first, settings.labels
         assert labels is None or not settings.with_contrastive
-        logits = MatchLogits(o_n, o_N, a, b) if settings.with_matching else None
+        logits = (
+            MatchLogits(o_n, o_N, a, b, s if settings.with_contrastive else None) if settings.with_matching else None
+        )
         infonce = InfoNCE(n, s) if settings.with_contrastive else None
         match: Tensor | None = None
         extra: Tensor | None = None
         pseudo: Tensor | None = None
         for rows in chunks(v_nD, N):
-            c, y, column = v_nD[rows] @ t_ND.T, None, rows.start + first
+            z = scaled_cosines(v_nD, t_ND, s, rows, settings)
             if logits is not None:
-                y = logits.of(c, rows)
+                y = logits.of(z, rows)
                 label = None if labels is None else labels.of(rows)
                 for raised in raised_labels(y, label, settings.true_pairs, rows, first):
                     extra = plus(extra, (raised * y).sum())
                     pseudo = plus(pseudo, (raised if label is None else raised > 0).sum(dtype=y.dtype))
-                positive = y.diagonal(column) if label is None else label.mul_(y)
+                positive = y.diagonal(rows.start + first) if label is None else label.mul_(y)
                 match = plus(match, F.softplus(y).sum() - positive.sum())
             if infonce is not None:
-                infonce.add(c, rows, column, scratch=y)
+                infonce.add(z, rows, first)
 
-        loss_2n, *shifts = (s.new_zeros(2, n), None, None) if infonce is None else infonce.finish(first)
+        loss_2n, softmaxes = (s.new_zeros(2, n), None) if infonce is None else infonce.finish(first)
         scale = N / n / pairs_divisor(N, N, settings.reduction)
         match = s.new_zeros(()) if match is None else match * scale
         pp = 2 * match if extra is None else 2 * match - extra * scale
         pseudo = s.new_zeros(()) if pseudo is None else pseudo
-        ctx.save_for_backward(v_nD, t_ND, s, o_n, o_N, a, b, *shifts, c)
-        ctx.settings, ctx.logits, ctx.scale = settings, logits, scale
+        ctx.save_for_backward(v_nD, t_ND, s, o_n, o_N, a, b, z)
+        ctx.settings, ctx.logits, ctx.softmaxes, ctx.scale = settings, logits, softmaxes, scale
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(pseudo, *loss_2n)
         return loss_2n.mean(), match, pp, pseudo, *loss_2n
@@ -125,7 +127,7 @@ class PairLosses(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *g: Tensor | None) -> tuple[Tensor | None, ...]:
-        v_nD, t_ND, s, o_n, o_N, a, b, row_shift_n, column_shift_N, kept_c = ctx.saved_tensors
+        v_nD, t_ND, s, o_n, o_N, a, b, kept_z = ctx.saved_tensors
         settings, (g_contrastive, g_match, g_pp) = ctx.settings, g[:3]
         matching: MatchGradients | None = None
         if settings.with_matching and not (g_match is None and g_pp is None):
@@ -137,22 +139,27 @@ class PairLosses(torch.autograd.Function):
             dc_by_dz = s * k_z if settings.share_of_means == 1 else s * k_z * settings.share_of_means
         means = MeanGradients(v_nD, t_ND, *ctx.needs_input_grad[:2])
         for rows in reversed(list(chunks(v_nD, len(t_ND)))):
-            c = v_nD[rows] @ t_ND.T if kept_c is None else kept_c
-            kept_c, dc = None, None
+            z = scaled_cosines(v_nD, t_ND, s, rows, settings) if kept_z is None else kept_z
+            kept_z, dc = None, None
             if matching is not None:
-                dy = matching.add(c, rows)
+                dy = matching.add(z, rows)
                 dc = None if settings.constant_means else dy.mul_(matching.dc_by_dy)
             if dc_by_dz is not None:
-                dz = infonce_gradient(c, s, row_shift_n[rows], column_shift_N, rows.start + settings.first)
-                ds = plus(ds, torch.dot(dz.flatten(), c.flatten()))
+                dz = infonce_gradient(z, ctx.softmaxes, rows, settings.first)
+                ds = plus(ds, torch.dot(dz.flatten(), z.flatten()))
                 dc = dz.mul_(dc_by_dz) if dc is None else dc.addcmul_(dz, dc_by_dz)
             if dc is not None:
                 means.add(dc, rows)
         of_matching = [None] * 4 if matching is None else matching.found()
-        found = *means.found, None if ds is None else ds * k_z, *of_matching
+        found = *means.found, None if ds is None else ds * (k_z / s), *of_matching
         # A term without a gradient has one of 0, since DDP expects one for every parameter.
         inputs = zip((v_nD, t_ND, s, o_n, o_N, a, b), found, ctx.needs_input_grad[:-1], strict=True)
         return *(torch.zeros_like(x) if wanted and dx is None else dx for x, dx, wanted in inputs), None
+
+
+def scaled_cosines(v_nD: Tensor, t_ND: Tensor, s: Tensor, rows: slice, settings: PairSettings) -> Tensor:
+    """z of some rows: s c, or c without InfoNCE. It is the features that are scaled: they are fewer than the pairs."""
+    return (v_nD[rows] * s if settings.with_contrastive else v_nD[rows]) @ t_ND.T
 
 
 class MeanGradients:
