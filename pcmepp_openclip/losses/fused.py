@@ -93,10 +93,10 @@ class PairLosses(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         n, N, first, labels = len(v_nD), len(t_ND), settings.first, settings.labels
         assert labels is None or not settings.with_contrastive
-        logits = (
-            MatchLogits(o_n, o_N, a, b, s if settings.with_contrastive else None) if settings.with_matching else None
-        )
         infonce = InfoNCE(n, s) if settings.with_contrastive else None
+        logits = None
+        if settings.with_matching:
+            logits = MatchLogits(o_n, o_N, a, b, None if infonce is None else s)
         match: Tensor | None = None
         extra: Tensor | None = None
         pseudo: Tensor | None = None

@@ -10,8 +10,8 @@ off it, at the largest logit of the column:
 
     log sum_i exp(z_ij) = max_j - log_q_j,    max_j = max_i z_ij,    log_q_j = max_i log_softmax(z)_ij
 
-It is kept in these two parts, and that of a row in its true pair and its loss: at a scale of 100 the sum itself would be
-rounded to 4e-6, and so would every gradient of its row or column.
+It is kept in these two parts, and that of a row in its true pair and its loss: at a scale of 100 the sum itself would
+be rounded to 4e-6, and so would every gradient of its row or column.
 """
 
 from typing import NamedTuple
