@@ -1,21 +1,24 @@
-"""PCMEppLoss against open_clip's ClipLoss, and the N x M x D way: time, peak memory, growth with the batch.
+"""PCMEppLoss and ChunkedClipLoss against open_clip's ClipLoss, and the N x M x D way: time, memory, growth with N.
 
 python -m benchmarks loss
 """
 
+import contextlib
 import functools
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
-from .measure import Row, added_memory, alone, timed
+from .measure import Row, added_memory, alone, busy_cores, threads, timed
 
 DIM = 512
 SIZES = (1024, 2048, 4096, 8192)
+BARS = {1024: (1.0, 1.1), 8192: (1.0, 0.6)}  # for time and for memory, by N
+THREADS = {1: "one thread", 2: "two threads"}
 
 
 def inputs(n: int, seed: int = 0) -> list[torch.Tensor]:
@@ -34,12 +37,20 @@ def step(kind: str, leaves: list[torch.Tensor], rank: int = 0, world_size: int =
 
         flags = {"local_loss": kind == "clip", "gather_with_grad": kind == "clip"}
         ClipLoss(**flags, rank=rank, world_size=world_size)(v, t, s).backward()
+    elif kind == "chunked clip":
+        from pcmepp_openclip import ChunkedClipLoss
+
+        loss = ChunkedClipLoss(local_loss=True, gather_with_grad=True, rank=rank, world_size=world_size)
+        value = loss(v, t, s)
+        assert isinstance(value, torch.Tensor)
+        value.backward()
     elif kind == "pcmepp":
         from pcmepp_openclip import PCMEppLoss
 
         ones = torch.ones(len(v))
-        loss = PCMEppLoss(rank=rank, world_size=world_size)
-        terms = loss(v, t, s, lv, lt, s.repeat(len(v)), ones, ones, output_dict=True)
+        terms = PCMEppLoss(rank=rank, world_size=world_size)(
+            v, t, s, lv, lt, s.repeat(len(v)), ones, ones, output_dict=True
+        )
         assert isinstance(terms, dict)
         torch.stack(list(terms.values())).sum().backward()
     else:  # the way of the authors' code, for the matching term alone
@@ -48,26 +59,51 @@ def step(kind: str, leaves: list[torch.Tensor], rank: int = 0, world_size: int =
 
 
 def rows() -> Iterator[Row]:
-    yield from against("clip", "ClipLoss", SIZES, {8192: (1.0, 0.6)})
-    yield from against("nmd", "N x M x D", those_that_fit(), {})
+    yield from against("pcmepp", "clip", "ClipLoss", SIZES, THREADS, BARS)
+    yield time_row("pcmepp", "clip", "ClipLoss", 1024, 2, None, busy=True)
+    yield from against("chunked clip", "clip", "ChunkedClipLoss by ClipLoss", (1024, 8192), (1,), BARS)
+    yield from against("pcmepp", "nmd", "N x M x D", those_that_fit(), (1,), {})
 
 
-def against(other: str, title: str, sizes: Sequence[int], bars: dict[int, tuple[float, float]]) -> Iterator[Row]:
-    """Time and memory of our loss and another, and how they grow; `bars` by size, for time and for memory."""
-    seconds, memory = {}, {}
+def against(
+    ours: str,
+    other: str,
+    title: str,
+    sizes: Sequence[int],
+    numbers: Iterable[int],
+    bars: dict[int, tuple[float, float]],
+) -> Iterator[Row]:
+    """Time and memory of our loss and another, and how they grow.
+
+    Arguments:
+        ours, other: the kinds, see `step`.
+        numbers: of threads.
+        bars: by size, for time and for memory.
+    """
+    seconds: dict[int, dict[int, Row]] = {number: {} for number in numbers}
+    memory = {}
     for n in sizes:
-        leaves = inputs(n)
-        ours, theirs = (functools.partial(step, kind, leaves) for kind in ("pcmepp", other))
         bar, memory_bar = bars.get(n, (None, None))
-        repeats = 1 if other == "nmd" else max(4, 2**14 // n)
-        seconds[n] = timed(f"loss, N = {n}, time, {title}", ours, theirs, bar, repeats)
-        our_peak, their_peak = alone(peak, ("pcmepp", n), (other, n))
+        for number, rows in seconds.items():
+            rows[n] = time_row(ours, other, title, n, number, bar)
+            yield rows[n]
+        our_peak, their_peak = alone(peak, (ours, n), (other, n))
         memory[n] = Row(f"loss, N = {n}, memory, {title}", our_peak, their_peak, "MB", memory_bar)
-        yield seconds[n]
         yield memory[n]
     if len(sizes) > 1:
-        yield growth(f"loss, time, {title}", seconds)
+        for number, rows in seconds.items():
+            yield growth(f"loss, time on {THREADS[number]}, {title}", rows)
         yield growth(f"loss, memory, {title}", memory)
+
+
+def time_row(ours: str, other: str, title: str, n: int, number: int, bar: float | None, busy: bool = False) -> Row:
+    """The time of both kinds on this many threads; `busy` is on cores that other processes use, too."""
+    leaves = inputs(n)
+    our_step, their_step = (functools.partial(step, kind, leaves) for kind in (ours, other))
+    repeats = 1 if other == "nmd" else max(4, 2**14 // n)
+    where = THREADS[number] + (" of busy cores" if busy else "")
+    with threads(number), busy_cores(number) if busy else contextlib.nullcontext():
+        return timed(f"loss, N = {n}, time on {where}, {title}", our_step, their_step, bar, repeats)
 
 
 def peak(kind: str, n: int) -> float:

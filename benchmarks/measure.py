@@ -116,14 +116,39 @@ def timed(
 
 
 @contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """For long work: two threads that wait for each other are as slow as the slower core at each moment."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def threads(number: int) -> Iterator[None]:
+    """Compute on this many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
+
+
+def one_thread() -> contextlib.AbstractContextManager[None]:
+    """For long work: two threads that wait for each other are as slow as the slower core at each moment."""
+    return threads(1)
+
+
+@contextlib.contextmanager
+def busy_cores(number: int) -> Iterator[None]:
+    """With as many other processes that never wait, as on a machine that is shared."""
+    context = multiprocessing.get_context("spawn")
+    others = [context.Process(target=_never_wait, daemon=True) for _ in range(number)]
+    for other in others:
+        other.start()
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.join()
+
+
+def _never_wait() -> None:
+    while True:
+        pass
 
 
 def new_processes() -> BaseContext:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from pcmepp_openclip.forecast.fake_cuda import fake_cuda
 from pcmepp_openclip.forecast.fake_ranks import fake_ranks
-from pcmepp_openclip.forecast.memory import MemoryForecast
+from pcmepp_openclip.forecast.memory import FakeTraining
 from pcmepp_openclip.forecast.traffic import Traffic
 from pcmepp_openclip.host.loss import pcmepp_loss
 from pcmepp_openclip.models.pcmepp import ProbabilisticModel
@@ -114,11 +114,11 @@ def lines(name: str, batch_sizes: Sequence[int], ranks: Sequence[int], precision
     assert config is not None
     for world in ranks:
         models = [shape_only(each, precision=precision) for each in (name, name.removeprefix(PREFIX))]
-        forecasts = [MemoryForecast(model, loss_of(model, world), precision=precision, ranks=world) for model in models]
+        forecasts = [FakeTraining(model, loss_of(model, world), precision=precision, ranks=world) for model in models]
         for batch_size in batch_sizes:
             costs = [loss_cost(model, batch_size, world, config["embed_dim"]) for model in models]
             peaks = [
-                tuple(each.measure(batch_size, grad_checkpointing=recomputes).peak for each in forecasts)
+                tuple(each.measure(batch_size, grad_checkpointing=recomputes).memory.peak for each in forecasts)
                 for recomputes in (False, True)
             ]
             yield Line(world, batch_size, *costs, *peaks)  # type: ignore[arg-type]

@@ -23,6 +23,7 @@ from .host.loss import create_loss  # noqa: E402
 from .host.registration import register  # noqa: E402
 from .losses import (  # noqa: E402
     LOSSES,
+    ChunkedClipLoss,
     LossTerm,
     PCMEppLoss,
     matching_logits,
@@ -54,6 +55,7 @@ __all__ = [
     "DISTANCES",
     "LOSSES",
     "MODEL_CONFIGS",
+    "ChunkedClipLoss",
     "Distance",
     "Gaussian",
     "ImageTextModel",

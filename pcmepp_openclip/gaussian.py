@@ -67,9 +67,9 @@ def full_precision_backward(backward: Backward) -> Backward:
     which wants the kind of device when the class is defined."""
 
     @functools.wraps(backward)
-    def in_full_precision(ctx: Any, grad: Tensor, *grads: Tensor) -> Any:
-        with full_precision(grad):
-            return backward(ctx, grad, *grads)
+    def in_full_precision(ctx: Any, *grads: Tensor | None) -> Any:
+        with full_precision(next(grad for grad in grads if grad is not None)):
+            return backward(ctx, *grads)
 
     return cast(Backward, in_full_precision)
 

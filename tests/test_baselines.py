@@ -18,8 +18,9 @@ from test_loss import batch, call, grads, relative
 
 import pcmepp_openclip as pp
 from pcmepp_openclip import cli
+from pcmepp_openclip.distances import tiles
 from pcmepp_openclip.evaluation.columns import columns
-from pcmepp_openclip.losses import TermSettings, fused, triplet_loss
+from pcmepp_openclip.losses import TermSettings, triplet_loss
 from pcmepp_openclip.losses.pcme import pcme_noise
 from pcmepp_openclip.losses.pcmepp import SEED_STRIDE
 from pcmepp_openclip.reports import report
@@ -36,7 +37,7 @@ TRIPLETS = {  # name: (settings, epoch, whether the hardest negative counts)
 @pytest.mark.parametrize("settings, epoch, hardest", TRIPLETS.values(), ids=TRIPLETS)
 @pytest.mark.parametrize("chunk", [13, 60, 10**6])
 def test_triplets_against_the_slow_form(monkeypatch, chunk, settings, epoch, hardest):
-    monkeypatch.setitem(fused.CHUNK, "cpu", chunk)
+    monkeypatch.setitem(tiles.CHUNK, "cpu", chunk)
     leaves, exact = batch(dtype=torch.float32), batch()
     loss = pp.PCMEppLoss(**OFF, triplet_weight=2.0, settings=TermSettings(**settings))
     loss.epoch = epoch
@@ -54,7 +55,7 @@ def test_triplets_against_the_slow_form(monkeypatch, chunk, settings, epoch, har
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("samples, chunk", [(8, 10**6), (8, 13 * 64), (3, 300)])
 def test_pcme_against_the_slow_form(monkeypatch, samples, chunk, reduction):
-    monkeypatch.setitem(fused.CHUNK, "cpu", chunk)
+    monkeypatch.setitem(tiles.CHUNK, "cpu", chunk)
     leaves, exact = batch(dtype=torch.float32), batch()
     loss = pp.PCMEppLoss(
         **OFF, pcme_weight=3.0, settings=TermSettings(pcme_samples=samples), reduction=reduction, seed=4
@@ -71,7 +72,7 @@ def test_pcme_against_the_slow_form(monkeypatch, samples, chunk, reduction):
 
 
 def test_pcme_never_holds_the_distances_of_all_samples(monkeypatch):
-    monkeypatch.setitem(fused.CHUNK, "cpu", 2**14)
+    monkeypatch.setitem(tiles.CHUNK, "cpu", 2**14)
     leaves, loss = batch(n=64, dtype=torch.float32), pp.PCMEppLoss(**OFF, pcme_weight=1.0)
     with kept_for_backward() as kept, LargestTensor() as largest:
         grads(call(loss, leaves)["pcme_loss"], leaves)
@@ -80,7 +81,7 @@ def test_pcme_never_holds_the_distances_of_all_samples(monkeypatch):
 
 
 def test_triplets_never_hold_all_cosines(monkeypatch):
-    monkeypatch.setitem(fused.CHUNK, "cpu", 2**12)
+    monkeypatch.setitem(tiles.CHUNK, "cpu", 2**12)
     leaves, loss = batch(n=512, dtype=torch.float32), pp.PCMEppLoss(**OFF, triplet_weight=1.0)
     with kept_for_backward() as kept, LargestTensor() as largest:
         grads(call(loss, leaves)["triplet_loss"], leaves)

@@ -6,6 +6,7 @@ Nothing here is timed: a machine under load must not fail a test.
 import itertools
 import json
 import math
+import multiprocessing
 import sys
 import time
 from random import Random
@@ -129,17 +130,28 @@ def test_one_thread_is_for_a_while():
     assert torch.get_num_threads() == threads
 
 
+def test_other_processes_are_busy_for_a_while():
+    before = set(multiprocessing.active_children())
+    with measure.busy_cores(2):
+        assert len(set(multiprocessing.active_children()) - before) == 2
+    assert set(multiprocessing.active_children()) == before
+
+
 def test_the_losses_are_those_that_they_are_called():
     n = 6
     leaves = loss.inputs(n)
     gradients = {}
-    for kind in ("pcmepp", "clip", "nmd"):
+    for kind in ("pcmepp", "clip", "chunked clip", "nmd"):
         for leaf in leaves:
             leaf.grad = None
         loss.step(kind, leaves)
         gradients[kind] = [leaf.grad for leaf in leaves]
     assert all(g is not None and g.abs().max() > 0 for g in gradients["pcmepp"])
     assert [g is not None for g in gradients["clip"]] == [True, True, False, False, True]
+    for got, expected in zip(gradients["chunked clip"], gradients["clip"], strict=True):
+        assert (got is None) == (expected is None)
+        if expected is not None:
+            torch.testing.assert_close(got, expected)
     v, t, lv, lt, _ = (leaf.detach().requires_grad_() for leaf in leaves)
     logits = 1 - slow_csd(Gaussian(v, lv), Gaussian(t, lt))
     matching_loss(logits, torch.eye(n)).backward()

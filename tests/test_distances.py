@@ -128,7 +128,7 @@ def test_tiles_bound_the_memory_of_both_passes(name, monkeypatch):
     a, b = (Gaussian(*(x.requires_grad_() for x in gaussians(count, dims=16, seed=count))) for count in (40, 50))
     whole = DISTANCES[name].matrix(a, b)
     whole_grad = torch.autograd.grad(whole.square().sum(), [*a, *b])
-    monkeypatch.setitem(tiles.TILE, "cpu", 2**12)
+    monkeypatch.setitem(tiles.CHUNK, "cpu", 2**12)
     with kept_for_backward() as kept, LargestTensor() as largest:
         tiled = DISTANCES[name].matrix(a, b)
         grad = torch.autograd.grad(tiled.square().sum(), [*a, *b])

@@ -11,7 +11,7 @@ from test_loss import batch, grads, relative
 import pcmepp_openclip as pp
 from benchmarks import labels as benchmark
 from benchmarks.loss import inputs
-from pcmepp_openclip.losses import fused
+from pcmepp_openclip.distances import tiles
 from pcmepp_openclip.models.labelled import LabelledImages
 
 WEIGHTS = {"contrastive_weight": 0.0, "match_weight": 2.0, "pp_weight": 0.1, "vib_weight": 0.0}
@@ -43,7 +43,7 @@ def call(loss, leaves, given):
     [("csd", "mean", 13), ("csd", "sum", 60), ("csd", "mean", 10**6), ("cosine", "sum", 60)],
 )
 def test_values_and_gradients_equal_the_slow_form(monkeypatch, kind, distance, reduction, chunk):
-    monkeypatch.setitem(fused.CHUNK, "cpu", chunk)  # one row, some rows that do not divide the batch, all
+    monkeypatch.setitem(tiles.CHUNK, "cpu", chunk)  # one row, some rows that do not divide the batch, all
     leaves, exact, given = batch(dtype=torch.float32), batch(), labels(kind)
     for tensors in (leaves, exact):
         with torch.no_grad():
@@ -89,7 +89,7 @@ def test_several_captions_of_an_image_share_its_pseudo_positives():
 
 
 def test_memory_does_not_grow_with_the_square(monkeypatch):
-    monkeypatch.setitem(fused.CHUNK, "cpu", 2**14)
+    monkeypatch.setitem(tiles.CHUNK, "cpu", 2**14)
     leaves = batch(n=1024, dim=16, dtype=torch.float32)
     with LargestTensor() as largest:
         sum(call(pp.PCMEppLoss(**WEIGHTS), leaves, labels("mixed", 1024)).values()).backward()

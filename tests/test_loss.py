@@ -7,7 +7,7 @@ from largest import LargestTensor
 from slow import slow_distances, slow_terms
 
 import pcmepp_openclip as pp
-from pcmepp_openclip.losses import fused
+from pcmepp_openclip.distances import tiles
 
 WEIGHTS = {"contrastive_weight": 1.5, "match_weight": 2.0, "pp_weight": 0.1, "vib_weight": 1e-2}
 
@@ -39,7 +39,7 @@ def relative(x, y):
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("chunk", [13, 60, 10**6])
 def test_values_and_gradients_equal_the_slow_form(monkeypatch, chunk, reduction):
-    monkeypatch.setitem(fused.CHUNK, "cpu", chunk)  # one row, some rows that do not divide the batch, all
+    monkeypatch.setitem(tiles.CHUNK, "cpu", chunk)  # one row, some rows that do not divide the batch, all
     leaves = batch(dtype=torch.float32)
     fast = call(pp.PCMEppLoss(**WEIGHTS, reduction=reduction), leaves)
     exact = batch()
@@ -174,7 +174,7 @@ def test_diagnostics_are_what_they_say():
 
 def test_memory_does_not_grow_with_the_square(monkeypatch):
     """The largest tensor that a step makes is a chunk or an [N, D], never an [N, N]."""
-    monkeypatch.setitem(fused.CHUNK, "cpu", 2**14)
+    monkeypatch.setitem(tiles.CHUNK, "cpu", 2**14)
     leaves = batch(n=1024, dim=16, dtype=torch.float32)
     with LargestTensor() as largest:
         sum(call(pp.PCMEppLoss(), leaves).values()).backward()

@@ -9,7 +9,8 @@ from slow import slow_calibration
 from test_loss import WEIGHTS, batch, call, grads
 
 import pcmepp_openclip as pp
-from pcmepp_openclip.losses import diagnostics, fused
+from pcmepp_openclip.distances import tiles
+from pcmepp_openclip.losses import diagnostics
 
 
 def diagnosed(leaves, **options):
@@ -23,7 +24,7 @@ def diagnosed(leaves, **options):
 @pytest.mark.parametrize("distance", ["csd", "wasserstein"])
 @pytest.mark.parametrize("means_by", ["all", "contrastive"])
 def test_the_numbers_equal_the_slow_form(monkeypatch, chunk, distance, means_by):
-    monkeypatch.setitem(fused.CHUNK, "cpu", chunk)  # one row, some rows that do not divide the batch, all
+    monkeypatch.setitem(tiles.CHUNK, "cpu", chunk)  # one row, some rows that do not divide the batch, all
     found = diagnosed(batch(dtype=torch.float32), distance=distance, train_means_by=means_by)
     expected = slow_calibration(*batch(), distance=distance)
     assert set(expected) < set(found)
@@ -80,7 +81,7 @@ def test_a_logged_step_has_the_values_and_gradients_of_any_other(distance, means
 
 
 def test_diagnostics_hold_no_matrix_of_all_pairs(monkeypatch):
-    monkeypatch.setitem(fused.CHUNK, "cpu", 2**14)
+    monkeypatch.setitem(tiles.CHUNK, "cpu", 2**14)
     leaves = batch(n=1024, dim=16, dtype=torch.float32)
     loss = pp.PCMEppLoss()
     loss.diagnose = True

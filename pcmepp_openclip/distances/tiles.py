@@ -11,7 +11,12 @@ from torch.utils.checkpoint import checkpoint
 from ..gaussian import Gaussian, full_precision
 from .base import Distance, check_shapes
 
-TILE = {"cpu": 2**20, "cuda": 2**25}  # elements of the largest tensor of a tile
+CHUNK = {"cpu": 2**20, "cuda": 2**25}  # elements of a matrix held at a time: what fits a CPU's cache, fills a GPU
+
+
+def elements_at_a_time(like: Tensor) -> int:
+    """How many elements the largest tensor of a tile, or of a chunk of rows, may have on the device of `like`."""
+    return CHUNK.get(like.device.type, CHUNK["cuda"])
 
 
 def in_tiles(function: Callable[[Gaussian, Gaussian], Tensor], a: Gaussian, b: Gaussian, per_pair: int) -> Tensor:
@@ -21,7 +26,7 @@ def in_tiles(function: Callable[[Gaussian, Gaussian], Tensor], a: Gaussian, b: G
         function: takes Gaussians [n, D] and [m, D], and returns [n, m]; called again in the backward pass.
         per_pair: elements that it holds for each pair, such as D.
     """
-    side = max(1, math.isqrt(TILE.get(a.mean.device.type, TILE["cuda"]) // per_pair))
+    side = max(1, math.isqrt(elements_at_a_time(a.mean) // per_pair))
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in (*a, *b))
     rows = []
     for part_a in _parts(a, side):

@@ -28,6 +28,7 @@ READ = (  # the flags of open_clip that are read here
     *("train_data", "val_data", "imagenet_val", "imagenet_v2", "dataset_type", "dataset_resampled"),
     *("train_num_samples", "val_frequency", "logs", "name", "resume", "lr", "beta1", "beta2", "lr_scheduler"),
     *("skip_scheduler", "csv_img_key", "csv_caption_key", "csv_separator"),
+    *("local_loss", "gather_with_grad"),
     *("save_frequency", "save_most_recent", "delete_previous_checkpoint", "torchscript", "use_bnb_linear"),
     *("grad_checkpointing",),
 )
@@ -269,6 +270,28 @@ def check_for_lora(args: Namespace) -> None:
     }.items():
         if on:
             raise ValueError(f"--lora cannot be combined with {flag}: drop one of them.")
+
+
+def check_for_chunked_clip_loss(args: Namespace) -> None:
+    """ValueError if --chunked-clip-loss cannot be used, or not with the other flags."""
+    if not args.chunked_clip_loss:
+        return
+    if args.pcmepp_cfg is not None:
+        raise ValueError(f"The loss of {args.model} is computed in chunks in any case: drop --chunked-clip-loss.")
+    if "coca" in args.model.lower():  # as open_clip tells them apart
+        raise ValueError(f"{args.model} is trained to write captions, too: drop --chunked-clip-loss.")
+    for flag, on in {
+        "--siglip": args.siglip,
+        "--distill-model": args.distill_model is not None,
+        "--horovod": args.horovod,
+    }.items():
+        if on:
+            raise ValueError(f"--chunked-clip-loss cannot be combined with {flag}: drop one of them.")
+    if args.local_loss and not args.gather_with_grad:
+        raise ValueError(
+            "--chunked-clip-loss has the whole gradient, of which --local-loss alone leaves out a part: add "
+            "--gather-with-grad."
+        )
 
 
 def model_config(args: Namespace) -> dict:

@@ -1,9 +1,9 @@
-"""The loss that open_clip's `create_loss` builds for a PCME++ model."""
+"""The loss that open_clip's `create_loss` builds for a PCME++ model, and the one of --chunked-clip-loss."""
 
 from typing import Any
 
 from ..config import PCMEppCfg
-from ..losses import PCMEppLoss
+from ..losses import ChunkedClipLoss, PCMEppLoss
 
 
 def create_loss(args: Any, pcmepp_cfg: dict) -> PCMEppLoss:
@@ -30,3 +30,8 @@ def pcmepp_loss(cfg: PCMEppCfg, rank: int = 0, world_size: int = 1, seed: int = 
         seed=seed,
         **cfg.weights,
     )
+
+
+def create_chunked_clip_loss(args: Any) -> ChunkedClipLoss:
+    """What --chunked-clip-loss trains a plain model with, for the arguments of open_clip_train."""
+    return ChunkedClipLoss(args.local_loss, args.gather_with_grad, args.rank, args.world_size)

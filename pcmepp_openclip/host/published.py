@@ -12,7 +12,7 @@ PUBLISHED = (
     *("head_only", "lora", "use_bn_sync", "use_bnb_linear"),
     # the loss
     *("siglip", "loss_dist_impl", "local_loss", "gather_with_grad", "distill_model", "distill_pretrained"),
-    *("coca_caption_loss_weight", "coca_contrastive_loss_weight"),
+    *("chunked_clip_loss", "coca_caption_loss_weight", "coca_contrastive_loss_weight"),
     # the optimizer
     *("opt", "lr", "beta1", "beta2", "eps", "wd", "momentum", "grad_clip_norm"),
     *("opt_kwargs", "layer_decay", "image_lr_multiplier", "text_lr_multiplier", "lr_drop_epochs", "lr_drop_factor"),

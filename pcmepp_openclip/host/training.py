@@ -21,6 +21,7 @@ from torch import nn
 from . import flags, registration, seams
 from .calls import VALIDATION, EpochCall, ValidationCall, computing, metrics_of, stock_evaluate
 from .data import bounded
+from .loss import create_chunked_clip_loss
 from .parallel import ddp_class, innermost, load_optimizer
 from .trainer import logger, main, world_info_from_env
 
@@ -250,7 +251,8 @@ class _Main:
         """The last call before the first epoch. From here on `main` does not save."""
         self._expect("get_data")
         self.saves, args.save_logs = bool(args.save_logs), False
-        return self.hooks.watch_loss(open_clip.create_loss(args), self.saves)
+        loss = create_chunked_clip_loss(args) if args.chunked_clip_loss else open_clip.create_loss(args)
+        return self.hooks.watch_loss(loss, self.saves)
 
     def train_one_epoch(self, *args: Any, **kwargs: Any) -> None:
         self._expect_set_up()

@@ -2,13 +2,15 @@
 
 `matching`, `pseudo_positives` and `vib` are the readable forms of PCME++'s terms; `difficulty` is another objective of
 the variances; `triplet` and `pcme` are the losses of the paper's baselines, VSE-infinity and PCME; `fused` is what
-training runs in place of the first two, exact on any number of ranks; `labels` are the soft labels of mixed images and
-several captions; `batch` is what a term is computed from, and `settings` what it needs beside; `terms` has the registry
-`LOSSES`, where a new term is one line; `pcmepp` is the weighted sum; `diagnostics` is what the log says of a batch;
-`collectives` is what travels between ranks.
+training runs in place of the first two, exact on any number of ranks, with `infonce` and `csd_matching` for a chunk of
+the matrix, and `offsets` in place of the third; `chunked_clip` is the same for plain CLIP; `labels` are the soft labels
+of mixed images and several captions; `batch` is what a term is computed from, and `settings` what it needs beside;
+`terms` has the registry `LOSSES`, where a new term is one line; `pcmepp` is the weighted sum; `diagnostics` is what the
+log says of a batch; `collectives` is what travels between ranks.
 """
 
 from .batch import PairBatch
+from .chunked_clip import ChunkedClipLoss
 from .matching import matching_logits, matching_loss
 from .pcme import pcme
 from .pcmepp import PCMEppLoss
@@ -20,6 +22,7 @@ from .vib import vib
 
 __all__ = [
     "LOSSES",
+    "ChunkedClipLoss",
     "LossTerm",
     "PCMEppLoss",
     "PairBatch",

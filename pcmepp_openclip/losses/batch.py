@@ -12,9 +12,12 @@ from torch.utils.checkpoint import checkpoint
 from ..distances import CSD, Distance
 from ..gaussian import Gaussian
 from .collectives import AllGather
-from .fused import PairLosses, TruePairs, chunks, csd_logits, raised_labels
+from .csd_matching import MatchLogits
+from .fused import PairLosses, PairSettings, chunks
 from .labels import LabelledPairs, Labels
 from .matching import matching_logits, pairs_divisor
+from .offsets import Offsets
+from .pseudo_positives import TruePairs, raised_labels
 from .settings import TermSettings
 
 
@@ -92,11 +95,20 @@ class PairBatch:
         return self.all_text_means if self.trained_means is None else self.gather(self.trained_means[1])
 
     @functools.cached_property
+    def _own_offsets(self) -> tuple[Tensor, Tensor, Tensor]:
+        """|mu|^2 + u of this rank's images and of its texts, [n] each, and the sum of the VIBs of both, 0-d."""
+        (image_n, image_kl), (text_n, text_kl) = (Offsets.apply(*x) for x in (self.images, self.texts))
+        return image_n, text_n, image_kl + text_kl
+
+    @functools.cached_property
     def _offsets(self) -> tuple[Tensor, Tensor]:
         """|mu|^2 + u of this rank's images, [n], and of all texts, [N]."""
-        offset = CSD().factors(self.images, self.texts)
-        assert offset.column_M is not None
-        return offset.row_N, self.gather(offset.column_M)
+        return self._own_offsets[0], self.gather(self._own_offsets[1])
+
+    @property
+    def vib(self) -> Tensor:
+        """The VIB of the images and of the texts of this rank, see `vib.py`: their sum, a 0-d tensor."""
+        return self._own_offsets[2]
 
     @functools.cached_property
     def all_texts(self) -> Gaussian:
@@ -111,14 +123,18 @@ class PairBatch:
             *PairLosses.apply(
                 self.images.mean if self.trained_means is None else self.trained_means[0],
                 self._all_trained_text_means,
+                self.clip_scale,
                 *self._offsets,
-                *(self.clip_scale, self.match_scale, self.match_shift),
-                self._true_pairs() if fused else None,
-                self.first,
-                self.reduction,
-                self.with_contrastive,
-                self.trained_means is not None,
-                self.labels if fused else None,
+                *(self.match_scale, self.match_shift),
+                PairSettings(
+                    first=self.first,
+                    reduction=self.reduction,
+                    with_contrastive=self.with_contrastive,
+                    with_matching=fused,
+                    true_pairs=self._true_pairs() if fused else None,
+                    labels=self.labels if fused else None,
+                    constant_means=self.trained_means is not None,
+                ),
             )
         )
         return terms if fused else PairTerms(terms.contrastive, *self._matching(), *terms[4:])
@@ -127,9 +143,8 @@ class PairBatch:
         """The matching logits of some of this rank's images with all texts, [rows, N], without gradients."""
         with torch.no_grad():
             if type(self.distance) is CSD:  # without the log-variances of other ranks
-                offset_n, offset_N = self._offsets
                 cosine_rN = self.images.mean[rows] @ self.all_text_means.T
-                return csd_logits(cosine_rN, offset_n[rows], offset_N, self.match_scale, self.match_shift)
+                return MatchLogits(*self._offsets, self.match_scale, self.match_shift).of(cosine_rN, rows)
             return self._logits(Gaussian(self.images.mean[rows], self.images.logvar[rows]), self.all_texts)
 
     @torch.no_grad()
@@ -139,7 +154,11 @@ class PairBatch:
         if self.labels is not None:
             rows = chunks(self.images.mean, len(self.all_text_means))
             return self.labels.true_pairs(self.match_logits, rows, self.images.keys, self.gather(self.texts.keys))
-        distance_n = self.distance.paired(self.images, self.texts)
+        if type(self.distance) is CSD:
+            image_n, text_n, _ = self._own_offsets
+            distance_n = image_n + text_n - 2 * (self.images.mean * self.texts.mean).sum(dim=1)
+        else:
+            distance_n = self.distance.paired(self.images, self.texts)
         logit_n = matching_logits(distance_n, self.match_scale, self.match_shift)
         return TruePairs(*(self.gather(x) for x in (logit_n, self.images.keys, self.texts.keys)))
 

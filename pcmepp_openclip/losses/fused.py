@@ -9,13 +9,13 @@ This is the fast form that training runs. On one rank its values and gradients e
 and without InfoNCE also with soft labels (`labels.py`) in place of the identity. All three are functions of the cosines
 c and one offset per sample, o = |mu|^2 + u:
 
-    z_ij = s c_ij                                  logits of InfoNCE
-    y_ij = 2a c_ij - a (o_i + o_j) + b             logits of matching, since d = o_i + o_j - 2c
-    dL/dz_ij = (p_ij + q_ij - 2 [i=j]) / 2N        p: softmax of the row, q: softmax of the column
-    dL/dy_ij = (sigmoid(y_ij) - m_ij) / divisor    m: the targets
+    z_ij = s c_ij                                  logits of InfoNCE, see `infonce.py`
+    y_ij = 2a c_ij - a (o_i + o_j) + b             logits of matching, since d = o_i + o_j - 2c, see `csd_matching.py`
 
 The matrix is visited in chunks of rows, once forward for the values and once backward for the gradients, which
-takes two matrix products fewer than CLIP's own loss, in memory that grows with N and not with N^2.
+takes two matrix products fewer than CLIP's own loss, in memory that grows with N and not with N^2. The cosines of the
+last chunk are kept for the backward pass, which starts with them; where there is only one chunk, that is one more
+product fewer.
 
 With several ranks, a rank has the rows of its own images and the columns of all texts. The column sums of the softmax
 are completed by an all-reduce of two floats per column; image means are never sent. The forward value is the rank's
@@ -23,33 +23,47 @@ share, scaled so that the mean over ranks is the loss of the whole batch; gradie
 mean over ranks is then the gradient of the whole batch.
 """
 
+import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..distances.tiles import elements_at_a_time
 from ..gaussian import full_precision_backward
-from .collectives import all_reduce
+from .csd_matching import MatchGradients, MatchLogits, plus
+from .infonce import InfoNCE, infonce_gradient
 from .labels import LabelledPairs, Labels
 from .matching import pairs_divisor
+from .pseudo_positives import TruePairs, raised_labels
 
-CHUNK = {"cpu": 2**20, "cuda": 2**25}  # elements of the matrix held at a time: what fits a CPU's cache, fills a GPU
 
-
-class TruePairs(NamedTuple):
-    """What determines the pseudo-positives: one value for each of the N pairs of all ranks.
+@dataclass(frozen=True)
+class PairSettings:
+    """Which terms of all pairs are computed, and how.
 
     Arguments:
-        logit_N: the matching logits of the true pairs.
-        image_key_N, text_key_N: `Gaussian.keys`. Equal captions are equally close to an image, and count as ties
-            however their logits are rounded; so do equal images.
+        first: the column of this rank's first true pair.
+        reduction: of the matching loss, see `matching_loss`.
+        with_contrastive, with_matching: whether InfoNCE, and whether the matching loss are wanted; without it a term is
+            0, and nothing of it is computed.
+        true_pairs: what determines the pseudo-positives, or None where they are not wanted.
+        labels: soft labels, or None for those of the pairs (i, first + i).
+        constant_means: whether the matching loss sees the means as constants, so that InfoNCE alone trains them.
+        share_of_means: a factor on the gradient of the means.
     """
 
-    logit_N: Tensor
-    image_key_N: Tensor
-    text_key_N: Tensor
+    first: int = 0
+    reduction: str = "mean"
+    with_contrastive: bool = True
+    with_matching: bool = True
+    true_pairs: TruePairs | LabelledPairs | None = None
+    labels: Labels | None = None
+    constant_means: bool = False
+    share_of_means: float = 1.0
 
 
 class PairLosses(torch.autograd.Function):
@@ -58,15 +72,10 @@ class PairLosses(torch.autograd.Function):
 
     Arguments of `apply`, all fp32:
         v_nD, t_ND: means of this rank's images and of all texts. Pair i is (v_i, t_{first + i}).
-        o_n, o_N: |mu|^2 + u of both.
-        s, a, b: scalars, see above.
-        true_pairs: see above, or None where pseudo-positives are not wanted; `LabelledPairs` where there are labels.
-        first: the column of this rank's first true pair.
-        reduction: of the matching loss, see `matching_loss`.
-        with_contrastive: whether InfoNCE is wanted; without it the term and that of each pair are 0, and no softmax is
-            computed.
-        constant_means: whether the other terms see the means as constants, so that InfoNCE alone trains them.
-        labels: soft labels, or None for those of the pairs (i, first + i).
+        s: the scale of InfoNCE's logits, 0-d.
+        o_n, o_N: |mu|^2 + u of both, see above.
+        a, b: of the matching logit, 0-d. These four may be None where there is no matching.
+        settings: see `PairSettings`.
 
     Means that need no gradient, as those of frozen towers, spare both products of the backward pass.
     """
@@ -76,142 +85,115 @@ class PairLosses(torch.autograd.Function):
         ctx: Any,
         v_nD: Tensor,
         t_ND: Tensor,
+        s: Tensor,
         o_n: Tensor,
         o_N: Tensor,
-        s: Tensor,
         a: Tensor,
         b: Tensor,
-        true_pairs: TruePairs | LabelledPairs | None,
-        first: int,
-        reduction: str,
-        with_contrastive: bool = True,
-        constant_means: bool = False,
-        labels: Labels | None = None,
+        settings: PairSettings,
     ) -> tuple[Tensor, ...]:
-        n, N = len(v_nD), len(t_ND)
-        assert labels is None or not with_contrastive
-        row_lse_n = v_nD.new_empty(n)
-        column_max_N = v_nD.new_full((N,), -torch.inf)
-        column_sum_N = v_nD.new_zeros(N)
-        match, extra, pseudo = v_nD.new_zeros(()), v_nD.new_zeros(()), v_nD.new_zeros(())
-        positive = v_nD.new_zeros(())
+        n, N, first, labels = len(v_nD), len(t_ND), settings.first, settings.labels
+        assert labels is None or not settings.with_contrastive
+        infonce = InfoNCE(n, s) if settings.with_contrastive else None
+        logits = None
+        if settings.with_matching:
+            logits = MatchLogits(o_n, o_N, a, b, None if infonce is None else s)
+        match: Tensor | None = None
+        extra: Tensor | None = None
+        pseudo: Tensor | None = None
         for rows in chunks(v_nD, N):
-            c = v_nD[rows] @ t_ND.T
-            y = csd_logits(c, o_n[rows], o_N, a, b)
-            label = None if labels is None else labels.of(rows)
-            for raised in raised_labels(y, label, true_pairs, rows, first):
-                extra += (raised * y).sum()
-                pseudo += (raised if label is None else raised > 0).sum()
-            match += F.softplus(y).sum()
-            if label is not None:
-                positive += label.mul_(y).sum()
-            if not with_contrastive:
-                continue
-            z = c.mul_(s)
-            new_max_N = torch.maximum(column_max_N, z.amax(dim=0))
-            row_max = z.amax(dim=1, keepdim=True)
-            row_lse_n[rows] = torch.sub(z, row_max, out=y).exp_().sum(dim=1).log_() + row_max[:, 0]
-            column_sum_N = column_sum_N * (column_max_N - new_max_N).exp_() + z.sub_(new_max_N).exp_().sum(dim=0)
-            column_max_N = new_max_N
-        if n != N and with_contrastive:
-            local_max_N, column_max_N = column_max_N, all_reduce(column_max_N.clone(), "max")
-            column_sum_N = all_reduce(column_sum_N * (local_max_N - column_max_N).exp_(), "sum")
-        column_lse_N = column_max_N + column_sum_N.log()
+            z = scaled_cosines(v_nD, t_ND, s, rows, settings)
+            if logits is not None:
+                y = logits.of(z, rows)
+                label = None if labels is None else labels.of(rows)
+                for raised in raised_labels(y, label, settings.true_pairs, rows, first):
+                    extra = plus(extra, (raised * y).sum())
+                    pseudo = plus(pseudo, (raised if label is None else raised > 0).sum(dtype=y.dtype))
+                positive = y.diagonal(rows.start + first) if label is None else label.mul_(y)
+                match = plus(match, F.softplus(y).sum() - positive.sum())
+            if infonce is not None:
+                infonce.add(z, rows, first)
 
-        own = slice(first, first + n)
-        cosine_n = (v_nD * t_ND[own]).sum(dim=1)
-        contrastive = ((row_lse_n + column_lse_N[own]) / 2 - s * cosine_n).mean() if with_contrastive else s * 0
-        lse_n = row_lse_n, column_lse_N[own]
-        each = [x - s * cosine_n if with_contrastive else torch.zeros_like(o_n) for x in lse_n]
-        scale = N / n / pairs_divisor(N, N, reduction)
-        if labels is None:
-            positive = csd_logits(cosine_n, o_n, o_N[own], a, b, outer=False).sum()
-        ctx.save_for_backward(v_nD, t_ND, o_n, o_N, s, a, b, row_lse_n, column_lse_N)
-        ctx.first, ctx.scale, ctx.true_pairs, ctx.labels = first, scale, true_pairs, labels
-        ctx.with_contrastive, ctx.constant_means = with_contrastive, constant_means
-        ctx.mark_non_differentiable(pseudo, *each)
-        return contrastive, scale * (match - positive), scale * (2 * (match - positive) - extra), pseudo, *each
+        loss_2n, softmaxes = (s.new_zeros(2, n), None) if infonce is None else infonce.finish(first)
+        scale = N / n / pairs_divisor(N, N, settings.reduction)
+        match = s.new_zeros(()) if match is None else match * scale
+        pp = 2 * match if extra is None else 2 * match - extra * scale
+        pseudo = s.new_zeros(()) if pseudo is None else pseudo
+        ctx.save_for_backward(v_nD, t_ND, s, o_n, o_N, a, b, z)
+        ctx.settings, ctx.logits, ctx.softmaxes, ctx.scale = settings, logits, softmaxes, scale
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(pseudo, *loss_2n)
+        return loss_2n.mean(), match, pp, pseudo, *loss_2n
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     @full_precision_backward
-    def backward(ctx: Any, g_contrastive: Tensor, g_match: Tensor, g_pp: Tensor, *_: Tensor) -> Any:
-        v_nD, t_ND, o_n, o_N, s, a, b, row_lse_n, column_lse_N = ctx.saved_tensors
-        n, N, first, labels = len(v_nD), len(t_ND), ctx.first, ctx.labels
-        g_contrastive = g_contrastive / (2 * n)
-        g_match, g_pp = g_match * ctx.scale, g_pp * ctx.scale
-        g_sigmoid = g_match + 2 * g_pp
-        wants_dv, wants_dt = ctx.needs_input_grad[:2]
-        dv_nD, dt_ND = torch.empty_like(v_nD) if wants_dv else None, torch.zeros_like(t_ND) if wants_dt else None
-        row_sum_n, column_sum_N = torch.empty_like(o_n), torch.zeros_like(o_N)
-        ds, dc_match = torch.zeros_like(s), torch.zeros_like(s)
-        for rows in chunks(v_nD, N):
-            c = v_nD[rows] @ t_ND.T
-            y = csd_logits(c, o_n[rows], o_N, a, b)
-            dy = torch.sigmoid(y).mul_(g_sigmoid)
-            label = None if labels is None else labels.of(rows)
-            for raised in raised_labels(y, label, ctx.true_pairs, rows, first):
-                dy -= raised * g_pp
-            if label is None:
-                _diagonal(dy, rows.start + first).sub_(g_sigmoid)
-            else:
-                dy -= label.mul_(g_sigmoid)
-            row_sum_n[rows] = dy.sum(dim=1)
-            column_sum_N += dy.sum(dim=0)
-            dc_match += torch.dot(dy.flatten(), c.flatten())
-            dc = dy.zero_() if ctx.constant_means else dy.mul_(2 * a)
-            if ctx.with_contrastive:
-                z = torch.mul(c, s, out=y)
-                dz = (z - row_lse_n[rows, None]).exp_().add_(z.sub_(column_lse_N).exp_())
-                _diagonal(dz, rows.start + first).sub_(2)
-                ds += torch.dot(dz.flatten(), c.flatten())
-                dc.add_(dz.mul_(s * g_contrastive))
-            if dv_nD is not None:
-                torch.mm(dc, t_ND, out=dv_nD[rows])
-            if dt_ND is not None:
-                dt_ND.addmm_(dc.T, v_nD[rows])
-        da = 2 * dc_match - (row_sum_n * o_n).sum() - (column_sum_N * o_N).sum()
-        db = row_sum_n.sum()
-        return dv_nD, dt_ND, -a * row_sum_n, -a * column_sum_N, ds * g_contrastive, da, db, *[None] * 6
+    def backward(ctx: Any, *g: Tensor | None) -> tuple[Tensor | None, ...]:
+        v_nD, t_ND, s, o_n, o_N, a, b, kept_z = ctx.saved_tensors
+        settings, (g_contrastive, g_match, g_pp) = ctx.settings, g[:3]
+        matching: MatchGradients | None = None
+        if settings.with_matching and not (g_match is None and g_pp is None):
+            about = {name: getattr(settings, name) for name in ("first", "true_pairs", "labels")}
+            matching = MatchGradients(ctx.logits, o_n, o_N, g_match, g_pp, ctx.scale, **about)
+        k_z, dc_by_dz, ds = s, None, None
+        if settings.with_contrastive and g_contrastive is not None:
+            k_z = g_contrastive / (2 * len(v_nD))
+            dc_by_dz = s * k_z if settings.share_of_means == 1 else s * k_z * settings.share_of_means
+        means = MeanGradients(v_nD, t_ND, *ctx.needs_input_grad[:2])
+        for rows in reversed(list(chunks(v_nD, len(t_ND)))):
+            z = scaled_cosines(v_nD, t_ND, s, rows, settings) if kept_z is None else kept_z
+            kept_z, dc = None, None
+            if matching is not None:
+                dy = matching.add(z, rows)
+                dc = None if settings.constant_means else dy.mul_(matching.dc_by_dy)
+            if dc_by_dz is not None:
+                dz = infonce_gradient(z, ctx.softmaxes, rows, settings.first)
+                ds = plus(ds, torch.dot(dz.flatten(), z.flatten()))
+                dc = dz.mul_(dc_by_dz) if dc is None else dc.addcmul_(dz, dc_by_dz)
+            if dc is not None:
+                means.add(dc, rows)
+        of_matching = [None] * 4 if matching is None else matching.found()
+        found = *means.found, None if ds is None else ds * (k_z / s), *of_matching
+        # A term without a gradient has one of 0, since DDP expects one for every parameter.
+        inputs = zip((v_nD, t_ND, s, o_n, o_N, a, b), found, ctx.needs_input_grad[:-1], strict=True)
+        return *(torch.zeros_like(x) if wanted and dx is None else dx for x, dx, wanted in inputs), None
+
+
+def scaled_cosines(v_nD: Tensor, t_ND: Tensor, s: Tensor, rows: slice, settings: PairSettings) -> Tensor:
+    """z of some rows: s c, or c without InfoNCE. It is the features that are scaled: they are fewer than the pairs."""
+    return (v_nD[rows] * s if settings.with_contrastive else v_nD[rows]) @ t_ND.T
+
+
+class MeanGradients:
+    """The gradients of the means, summed over chunks of rows.
+
+    Arguments:
+        wants_dv, wants_dt: whether each is wanted.
+    """
+
+    def __init__(self, v_nD: Tensor, t_ND: Tensor, wants_dv: bool, wants_dt: bool):
+        self.v_nD, self.t_ND, self.wants_dv, self.wants_dt = v_nD, t_ND, wants_dv, wants_dt
+        self.dv_nD: Tensor | None = None
+        self.dt_ND: Tensor | None = None
+
+    def add(self, dc: Tensor, rows: slice) -> None:
+        """The gradient of the cosines of some rows."""
+        if self.wants_dv:
+            if self.dv_nD is None:
+                self.dv_nD = torch.empty_like(self.v_nD)
+            torch.mm(dc, self.t_ND, out=self.dv_nD[rows])
+        if self.wants_dt:
+            v_rD = self.v_nD[rows]
+            self.dt_ND = dc.T @ v_rD if self.dt_ND is None else self.dt_ND.addmm_(dc.T, v_rD)
+
+    @property
+    def found(self) -> tuple[Tensor | None, Tensor | None]:
+        return self.dv_nD, self.dt_ND
 
 
 def chunks(v_nD: Tensor, columns: int) -> Iterator[slice]:
-    step = max(1, CHUNK.get(v_nD.device.type, CHUNK["cuda"]) // columns)
+    """The rows of a matrix with this many columns, in chunks of about equal size, as few as may be."""
+    most = max(1, elements_at_a_time(v_nD) // columns)
+    step = math.ceil(len(v_nD) / math.ceil(len(v_nD) / most))
     for start in range(0, len(v_nD), step):
         yield slice(start, min(start + step, len(v_nD)))
-
-
-def csd_logits(c: Tensor, o_rows: Tensor, o_columns: Tensor, a: Tensor, b: Tensor, outer: bool = True) -> Tensor:
-    """y of the file's docstring, of all pairs or of the pairs (i, i)."""
-    return (c * (2 * a)).sub_((a * o_rows - b)[:, None] if outer else a * o_rows - b).sub_(a * o_columns)
-
-
-def _diagonal(x: Tensor, first: int) -> Tensor:
-    """The entries of the true pairs in a chunk of rows whose first true pair is in column `first`, as a view."""
-    return x.diagonal(first)
-
-
-def raised_labels(
-    y: Tensor, label: Tensor | None, true_pairs: TruePairs | LabelledPairs | None, rows: slice, first: int
-) -> Iterator[Tensor]:
-    """By how much the pseudo-positives of a chunk raise the labels, by the rows and by the columns: masks where there
-    are no soft labels; nothing at all without `true_pairs`."""
-    if isinstance(true_pairs, LabelledPairs):
-        assert label is not None
-        yield from true_pairs.raised(y, label, rows)
-    elif true_pairs is not None:
-        yield from pseudo_positives(y, true_pairs, rows.start + first)
-
-
-def pseudo_positives(y: Tensor, true_pairs: TruePairs, first: int) -> Iterator[Tensor]:
-    """Masks of the pairs of a chunk, without true pairs, that are at least as close as the true pair of their row, and
-    of their column."""
-    rows = slice(first, first + len(y))
-    logit_N, image_key_N, text_key_N = true_pairs
-    for threshold, tie in (
-        (logit_N[rows, None], text_key_N[rows, None] == text_key_N),
-        (logit_N, image_key_N[rows, None] == image_key_N),
-    ):
-        is_pseudo = tie.logical_or_(y >= threshold)
-        _diagonal(is_pseudo, first).fill_(False)
-        yield is_pseudo

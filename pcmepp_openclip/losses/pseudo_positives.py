@@ -1,7 +1,12 @@
 """Pseudo-positives: pairs that the data call negative but that lie at least as close as the true pair."""
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
+
+from .labels import LabelledPairs
 
 
 def pseudo_positive_targets(logits_NM: Tensor, targets_NM: Tensor) -> tuple[Tensor, Tensor]:
@@ -28,3 +33,50 @@ def _raised(logits_NM: Tensor, targets_NM: Tensor, along: int) -> Tensor:
     label = targets_NM.amax(dim=along, keepdim=True)
     farthest = torch.where(targets_NM == label, logits_NM, torch.inf).amin(dim=along, keepdim=True)
     return torch.where(logits_NM >= farthest, label, targets_NM)
+
+
+class TruePairs(NamedTuple):
+    """What determines the pseudo-positives without the matrix: one value for each of the N pairs of all ranks.
+
+    Arguments:
+        logit_N: the matching logits of the true pairs.
+        image_key_N, text_key_N: `Gaussian.keys`. Equal captions are equally close to an image, and count as ties
+            however their logits are rounded; so do equal images.
+    """
+
+    logit_N: Tensor
+    image_key_N: Tensor
+    text_key_N: Tensor
+
+
+def raised_labels(
+    y: Tensor, label: Tensor | None, true_pairs: TruePairs | LabelledPairs | None, rows: slice, first: int
+) -> Iterator[Tensor]:
+    """By how much the pseudo-positives of a chunk of rows raise the labels, by the rows and by the columns: masks where
+    there are no soft labels; nothing at all without `true_pairs`.
+
+    Arguments:
+        y: the matching logits of the chunk, [r, N].
+        label: its soft labels, [r, N], or None.
+        rows: its rows among those of this rank.
+        first: the column of this rank's first true pair.
+    """
+    if isinstance(true_pairs, LabelledPairs):
+        assert label is not None
+        yield from true_pairs.raised(y, label, rows)
+    elif true_pairs is not None:
+        yield from _pseudo_positives(y, true_pairs, rows.start + first)
+
+
+def _pseudo_positives(y: Tensor, true_pairs: TruePairs, first: int) -> Iterator[Tensor]:
+    """Masks of the pairs of a chunk, without true pairs, that are at least as close as the true pair of their row, and
+    of their column."""
+    rows = slice(first, first + len(y))
+    logit_N, image_key_N, text_key_N = true_pairs
+    for threshold, tie in (
+        (logit_N[rows, None], text_key_N[rows, None] == text_key_N),
+        (logit_N, image_key_N[rows, None] == image_key_N),
+    ):
+        is_pseudo = tie.logical_or_(y >= threshold)
+        is_pseudo.diagonal(first).fill_(False)
+        yield is_pseudo

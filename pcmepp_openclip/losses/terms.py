@@ -9,7 +9,6 @@ from .batch import PairBatch
 from .difficulty import difficulty
 from .pcme import pcme
 from .triplet import triplet
-from .vib import vib
 
 
 class LossTerm(NamedTuple):
@@ -38,9 +37,7 @@ LOSSES: dict[str, LossTerm] = {
     "difficulty": LossTerm(difficulty, 0.0, "the regression of the uncertainty on the InfoNCE of the own pair"),
     "triplet": LossTerm(triplet, 0.0, "the triplet loss, VSE-infinity's"),
     "pcme": LossTerm(pcme, 0.0, "PCME's soft contrastive loss, by Monte-Carlo match probabilities"),
-    "vib": LossTerm(
-        lambda batch: vib(batch.images) + vib(batch.texts), 1e-6, "the VIB loss, beta in the paper", takes_labels=True
-    ),
+    "vib": LossTerm(lambda batch: batch.vib, 1e-6, "the VIB loss, beta in the paper", takes_labels=True),
 }
 """All terms of the loss by name. Each has a key `NAME_weight` in `pcmepp_cfg` and a flag `--NAME-weight`."""
 

@@ -120,6 +120,11 @@ def own_parser() -> argparse.ArgumentParser:
         metavar="X",
         help="with --dry-run: the speed of one GPU, as a short run logs it; otherwise it is estimated for some cards",
     )
+    parser.add_argument(
+        "--chunked-clip-loss",
+        action="store_true",
+        help="train a plain model with CLIP's loss in chunks, whose memory does not grow with the square of the batch",
+    )
     group = parser.add_argument_group("frozen towers")
     group.add_argument(
         "--head-only",
@@ -193,6 +198,7 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> tuple[argparse.Namespac
     global_batch.resolve(args, flags.given(rest, "batch_size", "accum_freq"), multiple_of=rows)
     args.pcmepp_cfg = merged_cfg(args)
     flags.check_for_lora(args)
+    flags.check_for_chunked_clip_loss(args)
     finetuning.check(args)
     data_flags = data.DataFlags.from_args(args, redact_args(args))
     check_head_only(args, data_flags)

@@ -1,0 +1,104 @@
+"""The matching loss by CSD of a matrix of cosines that is visited in chunks of rows: its logits and its gradient.
+
+y_ij     = 2a c_ij - a (o_i + o_j) + b          o = |mu|^2 + u of the images and of the texts
+dL/dy_ij = k (sigmoid(y_ij) - m_ij)             m: the targets
+dL/dc    = 2a dL/dy,    dL/do_i = -a sum_j dL/dy_ij,    dL/do_j = -a sum_i dL/dy_ij
+dL/da    = sum_ij dL/dy_ij (2 c_ij - o_i - o_j),    dL/db = sum_ij dL/dy_ij
+"""
+
+import torch
+from torch import Tensor
+
+from .labels import LabelledPairs, Labels
+from .pseudo_positives import TruePairs, raised_labels
+
+
+class MatchLogits:
+    """The logits of a chunk.
+
+    Arguments:
+        o_n, o_N: the offsets of this rank's images and of all texts.
+        a, b: of the matching logit, 0-d.
+        s: 0-d where s c is given in place of the cosines, else None.
+    """
+
+    def __init__(self, o_n: Tensor, o_N: Tensor, a: Tensor, b: Tensor, s: Tensor | None = None):
+        self.two_a, self.s = 2 * a, s
+        self.dy_by_dz = self.two_a if s is None else self.two_a / s
+        self.row_n, self.column_N = torch.addcmul(b, o_n, a, value=-1), a * o_N
+
+    def of(self, z: Tensor, rows: slice) -> Tensor:
+        """y of some rows with all columns, from their cosines or from s c."""
+        return torch.addcmul(self.row_n[rows, None], z, self.dy_by_dz).sub_(self.column_N)
+
+
+class MatchGradients:
+    """The gradients of the matching and the pseudo-positive loss, summed over the chunks that were added.
+
+    Arguments:
+        logits: those of the forward pass.
+        o_n, o_N: as in `MatchLogits`.
+        g_match, g_pp: the gradients of both losses; None for a loss that has none, and not both.
+        scale: of both, what the sum over all pairs is multiplied with.
+        first: the column of this rank's first true pair.
+        true_pairs, labels: see `PairSettings`.
+    """
+
+    def __init__(
+        self,
+        logits: MatchLogits,
+        o_n: Tensor,
+        o_N: Tensor,
+        g_match: Tensor | None,
+        g_pp: Tensor | None,
+        scale: float,
+        first: int,
+        true_pairs: TruePairs | LabelledPairs | None,
+        labels: Labels | None,
+    ):
+        self.logits, self.o_n, self.o_N = logits, o_n, o_N
+        self.first, self.true_pairs, self.labels = first, true_pairs, labels
+        # The pseudo-positive loss is twice the matching loss less what it raises the labels by.
+        self.g_raised = None if g_pp is None or true_pairs is None else g_pp * scale
+        parts = [g * factor for g, factor in ((g_match, scale), (g_pp, 2 * scale)) if g is not None]
+        k = parts[0] if len(parts) == 1 else parts[0] + parts[1]
+        # dy is in units of k where that is all there is to multiply with: one pass over the chunk less.
+        self.unit: Tensor | float = k if self.g_raised is None else 1.0
+        self.own: Tensor | float = 1.0 if self.g_raised is None else k
+        self.dc_by_dy = logits.two_a * self.unit
+        self.row_sum_n = torch.empty_like(o_n)
+        self.column_sum_N: Tensor | None = None
+        self.dot: Tensor | None = None
+
+    def add(self, z: Tensor, rows: slice) -> Tensor:
+        """dL/dy of some rows, in units of `unit`, from their cosines or s c; dL/dc is `dc_by_dy` times that."""
+        y, column = self.logits.of(z, rows), rows.start + self.first
+        label = None if self.labels is None else self.labels.of(rows)
+        if self.g_raised is None:
+            dy = y.sigmoid_()
+        else:
+            dy = torch.sigmoid(y).mul_(self.own)
+            for raised in raised_labels(y, label, self.true_pairs, rows, self.first):
+                dy -= raised * self.g_raised
+        if label is None:
+            dy.diagonal(column).sub_(self.own)
+        else:
+            dy -= label.mul_(self.own)
+        torch.sum(dy, dim=1, out=self.row_sum_n[rows])
+        self.column_sum_N = plus(self.column_sum_N, dy.sum(dim=0))
+        self.dot = plus(self.dot, torch.dot(dy.flatten(), z.flatten()))
+        return dy
+
+    def found(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The gradients of o_n, o_N, a and b, once all chunks were added."""
+        assert self.column_sum_N is not None and self.dot is not None
+        do_by_dy = self.dc_by_dy * -0.5
+        dot = self.dot if self.logits.s is None else self.dot / self.logits.s
+        da = (2 * dot).sub_(torch.dot(self.row_sum_n, self.o_n)).sub_(torch.dot(self.column_sum_N, self.o_N))
+        db = self.row_sum_n.sum()
+        return self.row_sum_n * do_by_dy, self.column_sum_N * do_by_dy, da * self.unit, db * self.unit
+
+
+def plus(total: Tensor | None, part: Tensor) -> Tensor:
+    """The sum of the parts of all chunks; of the only one, where there is one, without a kernel."""
+    return part if total is None else total + part
