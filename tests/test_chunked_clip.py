@@ -70,7 +70,7 @@ def test_no_matrix_of_all_pairs_is_held(monkeypatch):
 
 
 RANKS = """
-import json, os, sys
+import os, sys
 sys.path.insert(0, {tests!r})
 import open_clip, torch, torch.distributed as dist
 import pcmepp_openclip as pp
@@ -92,7 +92,10 @@ for flags in ({{}}, {{"gather_with_grad": True}}, {{"local_loss": True, "gather_
         sides.append((value.detach(), v.grad, t.grad, s.grad / world))
     for x, y in zip(*sides):
         worst = max(worst, ((x - y).norm() / y.norm()).item())
-print(json.dumps(worst))
+worst = torch.tensor(worst)
+dist.all_reduce(worst, dist.ReduceOp.MAX)
+if rank == 0:  # the lines of several ranks would mix
+    print("worst", worst.item())
 dist.destroy_process_group()
 """
 
@@ -108,8 +111,7 @@ def forks():
 def test_ranks_have_the_values_and_gradients_of_clip_loss(forks, world, request):
     codes, output = forks.run(RANKS.format(tests=str(request.path.parent)), world)
     assert codes == [0] * world, output
-    errors = [float(x) for x in re.findall(r"^[\d.e-]+$", output, re.MULTILINE)]
-    assert len(errors) == world and max(errors) < 1e-6
+    assert float(re.search(r"worst (\S+)", output)[1]) < 1e-6
 
 
 @pytest.fixture(scope="module")
