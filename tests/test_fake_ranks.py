@@ -18,7 +18,6 @@ from pcmepp_openclip.forecast.traffic import Collective, Traffic
 
 D, FLOAT = 512, 4
 RANKS = [2, 64, 1024]
-LOGS_EVERY_STEP = True  # whether the values are averaged over ranks in every step, or in those alone that are logged
 
 
 def forward_collectives(n, ranks, terms):
@@ -108,7 +107,7 @@ def test_the_collectives_of_a_step_between_logs_and_of_a_logged_one(tmp_path, ra
         between, backward = traffic_of(loss, n)
         loss.before_step(2, 0, logged=True)
         logged, _ = traffic_of(loss, n)
-    assert kinds(between) == (expected if LOGS_EVERY_STEP else expected[:-1])
+    assert kinds(between) == expected[:-1]
     assert kinds(backward) == backward_collectives(n, ranks)
     assert kinds(logged) == [*expected[:2], *counted, *expected[2:], *diagnosed]
 
