@@ -59,7 +59,7 @@ def full_length_pass(
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with _unchanged(model, device):
         later = _memory_of_later_steps(optimizer, accum_freq)
-        others = [copy.deepcopy((images, texts)) for _ in range(accum_freq - 1)]
+        others = [[x.clone() for x in (*_tensors(images), *_tensors(texts))] for _ in range(accum_freq - 1)]
         with autocast():
             features: dict[str, Tensor] = {}
             if others:
@@ -75,6 +75,11 @@ def full_length_pass(
         peak = torch.cuda.max_memory_allocated(device) / 1e9
         torch.cuda.empty_cache()
         logging.info("A pass with texts of the full %d tokens fits: %.1f GB at its peak.", model.context_length, peak)
+
+
+def _tensors(batch: Any) -> list[Tensor]:
+    """The tensors of pixels or texts, or of a record of several."""
+    return [batch] if isinstance(batch, Tensor) else [x for x in vars(batch).values() if isinstance(x, Tensor)]
 
 
 def at_full_length(texts: Tensor | CachedTokens, length: int, pad: int) -> Any:
