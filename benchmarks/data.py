@@ -2,8 +2,8 @@
 
 python -m benchmarks data
 
-Each way of decoding, and what it does to pixels; what cutting captions leaves of the texts. Images are normalized in the
-training process here, and in the workers there: the measured time has both.
+Each way of decoding, and what it does to pixels; what cutting captions leaves of the texts. Images are normalized in
+the training process here, and in the workers there: the measured time has both.
 """
 
 import argparse
@@ -94,7 +94,7 @@ def megabytes(pids: set[int]) -> float:
     return sum(int(line.split()[1]) for line in lines) / 1e3 / len(pids)
 
 
-def pixels(pattern: str, transform: Any, **how: bool) -> str:
+def pixels(pattern: str, transform: Any, reduced: bool) -> str:
     """The crops that training sees, against exact ones, of the first shard."""
     with tarfile.open(pattern.replace(pattern[pattern.index("{") :], "00000.tar")) as tar:
         images = [tar.extractfile(member).read() for member in tar if member.name.endswith("jpg")]  # type: ignore
@@ -103,7 +103,7 @@ def pixels(pattern: str, transform: Any, **how: bool) -> str:
     errors = []
     for seed, image in enumerate(images):
         crops = []
-        for crop in (RandomCrop(*steps, exact=True), RandomCrop(*steps, **how)):
+        for crop in (RandomCrop(*steps, exact=True), RandomCrop(*steps, reduced=reduced)):
             torch.manual_seed(seed)
             crops.append(crop(image, MAX_PIXELS, False).double())
         errors.append((crops[0] - crops[1]).abs())
