@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_const",
         const=REDUCED,
         dest="train_data_decoding",
-        help=argparse.SUPPRESS,
+        help="an older name of --train-data-decoding reduced",
     )
     group.add_argument(
         "--train-data-exif-orientation",
