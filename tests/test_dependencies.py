@@ -54,7 +54,7 @@ def distributions(module: str) -> set[str]:
 
 
 DEPENDENCIES = {name_of(requirement) for requirement in PROJECT["dependencies"]}
-OPTIONAL_FEATURES = ("coco", "faiss", "plots")
+OPTIONAL_FEATURES = ("coco", "faiss", "jpeg", "plots")
 EXTRAS = {name_of(x) for extra in OPTIONAL_FEATURES for x in PROJECT["optional-dependencies"][extra]}
 
 

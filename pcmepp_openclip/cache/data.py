@@ -4,7 +4,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from torch import Tensor
 
 from ..data.batches import LoaderSpec
 from ..data.build import make_loader_spec
+from ..data.crops import as_pixels
+from ..data.pixels import Normalization, normalize
 from ..data.spec import DataSpec
 from ..data.tally import Tally
 from ..models.cached import CachedTokens
@@ -33,6 +35,7 @@ class Towers:
         precision: the run's --precision.
         autocast: a new context in which a run with that precision computes.
         dtype: of images; None for their own.
+        normalization: of pixels, see `data.pixels`; None for images that come as the model takes them.
     """
 
     model: Any
@@ -41,11 +44,13 @@ class Towers:
     device: torch.device | str = "cpu"
     autocast: Callable[[], AbstractContextManager] = contextlib.nullcontext
     dtype: torch.dtype | None = None
+    normalization: Normalization | None = None
 
     def images(self, images: Tensor) -> CachedTokens:
-        """Of images [N, 3, H, W]."""
+        """Of images as a batch of the loader has them, see `data.batches.Batch`."""
+        image_NCHW = normalize(images.to(self.device), self.normalization).to(self.dtype)
         with self.autocast():
-            return self.model.cache_image(images.to(self.device, self.dtype))
+            return self.model.cache_image(image_NCHW)
 
     def texts(self, texts: Tensor) -> tuple[CachedTokens, Tensor]:
         """Of token ids [N, L], and how many tokens of each text count, [N]."""
@@ -54,7 +59,7 @@ class Towers:
             return self.model.cache_text(texts), self.model.text_lengths(texts)
 
     def footprint(self, image: Tensor, text: Tensor) -> Footprint:
-        """Of an image [1, 3, H, W] and a text of the full length [1, L]."""
+        """Of a batch of one image, and a text of the full length [1, L]."""
         return footprint_of(self.images(image), self.texts(text)[0])
 
 
@@ -69,6 +74,7 @@ def train_data(
     from ..host import data as host_data
 
     reading = make_loader_spec(spec, transform, tokenizer, rank=ranks.rank, ranks=ranks.world_size)
+    towers = replace(towers, normalization=reading.normalization)
     store = _filled(folder, spec, reading, towers, ranks)
     contents = _contents(store)
     counts = [content.samples for content in contents]
@@ -114,10 +120,8 @@ def _filled(folder: Path, spec: DataSpec, reading: LoaderSpec, towers: Towers, r
 def _measured(reading: LoaderSpec, towers: Towers) -> Footprint:
     from PIL import Image
 
-    from ..data.batches import to_tensor
-
     image = reading.transform(Image.new("RGB", (256, 256)))
-    pixels = image if reading.normalization is None else to_tensor(image, reading.normalization)
+    pixels = image if reading.normalization is None else as_pixels(image)
     return towers.footprint(pixels[None], reading.tokenizer([""]))
 
 

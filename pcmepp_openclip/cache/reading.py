@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from ..data.batches import CHARACTERS_PER_TOKEN, Failure, LoaderSpec, cut_texts, nothing_usable, to_pixels
+from ..data.batches import CHARACTERS_PER_TOKEN, Failure, LoaderSpec, cut_texts, nothing_usable
 from ..data.decode import BadImage
 from ..data.feeds import Guard, NothingUsable, Reader
+from ..data.pixels import to_pixels
 from ..data.sources import label, shown
 from ..data.tally import Tally
 from ..system.processes import signals_blocked
@@ -24,7 +25,7 @@ class PieceBatch(NamedTuple):
 
     Arguments:
         piece: its index among the pieces that are read.
-        images, texts: [N, 3, H, W] and token ids [N, L]; None if there is no usable sample left in the piece.
+        images, texts: as in `data.batches.Batch`; None if there is no usable sample left in the piece.
         tally: what became of the samples since the last batch.
         last: whether the piece ends with it.
     """

@@ -11,8 +11,9 @@
   `caption_table`: all captions of the shards, read beforehand.
 - `plan`: which samples an epoch reads. `feeds`: these samples in a shuffled order. `remaining`: those that are left
   when an epoch is resumed with other settings.
-- `decode` and `batches`: samples to batches, in the workers. `tally`: what became of the samples, on
-  all ranks by `gathering`.
+- `decode`, `jpeg`, `crops`, `pixels` and `batches`: samples to batches, in the workers. `tally`: what became of the
+  samples, on all ranks by `gathering`.
+- `to_device`: from the workers to the device that trains.
 - `loader`: the batches in the training process. `mixup` and `size_augment`: what may happen to them there.
 - `count` and `command`: `pcmepp data count` and `pcmepp data check`.
 """

@@ -10,6 +10,7 @@ from .captions import ALL, FIRST, MODES
 from .decode import MAX_PIXELS
 
 CAPTIONS_PER_IMAGE = 5  # as in COCO and Flickr30k
+DECODING = EXACT, FAST, REDUCED = "exact", "fast", "reduced"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,9 +62,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"skip images with more pixels, without decoding them (default: {MAX_PIXELS})",
     )
     group.add_argument(
+        "--train-data-decoding",
+        choices=DECODING,
+        default=FAST,
+        help="of random resized crops: 'fast' (default) resizes them by torch, and pixels differ from open_clip's by "
+        "rounding; 'reduced' also decodes large JPEGs at 1/2, 1/4 or 1/8 of their size; 'exact' gives open_clip's "
+        "pixels",
+    )
+    group.add_argument(  # the name it had when there were two ways
         "--train-data-reduced-decoding",
-        action="store_true",
-        help="decode JPEGs that are much larger than the model's input at 1/2, 1/4 or 1/8 of their size",
+        action="store_const",
+        const=REDUCED,
+        dest="train_data_decoding",
+        help="an older name of --train-data-decoding reduced",
     )
     group.add_argument(
         "--train-data-exif-orientation",
@@ -129,7 +140,7 @@ class DataFlags:
     train_data_retries: int
     train_data_shuffle_buffer: int
     train_data_max_pixels: int
-    train_data_reduced_decoding: bool
+    train_data_decoding: str
     train_data_exif_orientation: bool
     no_trim_captions: bool
     captions: str

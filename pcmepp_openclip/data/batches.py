@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, default_collate
 
-from . import defects
 from .captions import CaptionChoice, sample_id
-from .decode import BadImage, decode_image
+from .crops import RandomCrop
+from .decode import BadImage
 from .feeds import ExactFeed, Feed, Guard, NothingUsable, Reader, ResampledFeed, UncountedFeed
+from .pixels import Normalization, to_pixels
 from .plan import (
     ExactPass,
     Line,
@@ -51,7 +52,8 @@ class LoaderSpec:
         max_empty_shards: consecutive shards without a usable sample that stop the run.
         at_least, upright: see `decode_image`.
         transform: image to tensor [3, H, W], or image to image if there is a normalization.
-        normalization: mean and std of pixels in [0, 1], each [3, 1, 1].
+        crop: what takes the place of decoding and the transform, where it can; see `crops`.
+        normalization: of the pixels, in the training process; None if the transform does all there is to do.
         tokenizer: texts to token ids [N, L].
         pad: the token id that texts are padded with, to remove padding; None keeps it.
         captions: which captions of a sample are used.
@@ -74,7 +76,8 @@ class LoaderSpec:
     at_least: int | None
     upright: bool
     transform: Callable[[Any], Any]
-    normalization: tuple[Tensor, Tensor] | None
+    crop: RandomCrop | None
+    normalization: Normalization | None
     tokenizer: Callable[[list[str]], Tensor]
     context_length: int
     pad: int | None
@@ -106,7 +109,7 @@ class Batch(NamedTuple):
     """What a worker delivers.
 
     Arguments:
-        images, texts: [n, 3, H, W] and token ids [n, L].
+        images, texts: uint8 [n, H, W, 3], or [n, 3, H, W] without a normalization; and token ids [n, L].
         tally: what became of the samples since the last batch.
         sample_id: int64 [n], equal for samples of the same image; None where each has its own.
     """
@@ -223,23 +226,6 @@ def _total(shards: list[Shard]) -> int:
     return sum(shard.size.samples if shard.size else sys.maxsize for shard in shards)
 
 
-def to_pixels(data: bytes, spec: LoaderSpec) -> Tensor:
-    """An image file to what the model takes, [3, H, W]. Raises BadImage with the cause."""
-    image = decode_image(data, at_least=spec.at_least, max_pixels=spec.max_pixels, upright=spec.upright)
-    try:
-        image = spec.transform(image)
-        return image if spec.normalization is None else to_tensor(image, spec.normalization)
-    except Exception:  # a transform that cannot take this image, such as one of a single row
-        raise BadImage(defects.UNFIT_IMAGE) from None
-
-
-def to_tensor(image: Any, normalization: tuple[Tensor, Tensor]) -> Tensor:
-    """An RGB image to [3, H, W], with pixels in [0, 1] normalized by (mean, std), in fewer passes than step by step."""
-    mean, std = normalization
-    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
-    return torch.empty(pixels.shape).copy_(pixels).mul_(1 / (255 * std)).add_(-mean / std)
-
-
 def cut_texts(texts: Tensor, pad: int) -> Tensor:
     """Token ids [N, L] without the last columns that are padding in every row. L becomes a multiple of 8.
 
@@ -253,17 +239,20 @@ def cut_texts(texts: Tensor, pad: int) -> Tensor:
 
 @contextlib.contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Seed the random numbers of the transforms, and restore them: without workers this is the training process."""
-    python, arrays = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPUs as well
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(arrays)
+    """Seed the random numbers of the transforms, and restore them: without workers this is the training process.
+
+    `torch.manual_seed` would seed the GPUs as well, and in a worker, where they are not in use, keep a list of that.
+    """
+    python, arrays, tensors = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(arrays)
+        torch.set_rng_state(tensors)
 
 
 def lane_of(index: int, spec: LoaderSpec, rest: RemainingEpoch | None) -> int:

@@ -7,14 +7,20 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from ..system.redact import redact, redact_logs
+from .arguments import EXACT, REDUCED
 from .batches import LoaderSpec
 from .caption_table import exchanged_captions
 from .captions import ALL, FIRST, CaptionChoice
+from .crops import RandomCrop
 from .gathering import TallyReducer
+from .jpeg import simplejpeg
 from .loader import Loader
 from .plan import Shard, lane_count
 from .spec import DataSpec
+from .to_device import ToDevice
 
 
 def get_data(
@@ -44,12 +50,20 @@ def get_data(
         if make_train is not None:
             ours["train"] = make_train(preprocess_fns, epoch, tokenizer)
         else:
-            where = {"rank": args.rank, "ranks": args.world_size}
+            where = {"rank": args.rank, "ranks": args.world_size, "device": _device(args)}
             ours["train"] = train_data(spec, preprocess_fns[0], epoch, tokenizer, **where)
     return {**ours, **stock(rest, preprocess_fns, epoch=epoch, tokenizer=tokenizer)}
 
 
-def train_data(spec: DataSpec, transform: Any, epoch: int, tokenizer: Any, *, rank: int, ranks: int) -> Any:
+def _device(args: argparse.Namespace) -> torch.device:
+    """The device that trains; --device is what was asked for, until open_clip has looked for it."""
+    device = torch.device(getattr(args, "device", "cpu"))
+    return device if device.type != "cuda" or torch.cuda.is_available() else torch.device("cpu")
+
+
+def train_data(
+    spec: DataSpec, transform: Any, epoch: int, tokenizer: Any, *, rank: int, ranks: int, device: torch.device
+) -> Any:
     from ..host import data as host_data  # imports pandas, which commands other than training do without
 
     loader_spec = make_loader_spec(spec, transform, tokenizer, rank=rank, ranks=ranks)
@@ -57,7 +71,10 @@ def train_data(spec: DataSpec, transform: Any, epoch: int, tokenizer: Any, *, ra
         _announce(spec, loader_spec)
     position = host_data.Position(epoch)
     max_bad = spec.flags.train_data_max_bad_fraction
-    loader = Loader(loader_spec, spec.flags.workers, position, max_bad=max_bad, gather=TallyReducer())
+    to_device = ToDevice(device, loader_spec.normalization)
+    loader = Loader(
+        *(loader_spec, spec.flags.workers, position), max_bad=max_bad, gather=TallyReducer(), to_device=to_device
+    )
     return host_data.TrainData(dataloader=loader, shared_epoch=position.epoch, position=position)
 
 
@@ -77,8 +94,10 @@ def make_loader_spec(spec: DataSpec, transform: Any, tokenizer: Any, *, rank: in
     if uncounted:  # whole shards only: a line needs all counts
         shards = tuple(shard._replace(size=None) for shard in shards)
     trim = not flags.no_trim_captions and host_data.takes_cut_texts(flags.model)
-    min_side = host_data.input_size(flags.model, flags.force_image_size) if flags.train_data_reduced_decoding else None
     transform, normalization = host_data.split_transform(transform)
+    exact, reduced = (flags.train_data_decoding == value for value in (EXACT, REDUCED))
+    steps = None if normalization is None else host_data.split_crop(transform)
+    crop = None if steps is None else RandomCrop(*steps, exact=exact, reduced=reduced)
     empty = tokenizer([""])[0]  # begins with its tokens, ends with padding
     return LoaderSpec(
         shards=shards,
@@ -95,9 +114,10 @@ def make_loader_spec(spec: DataSpec, transform: Any, tokenizer: Any, *, rank: in
         retries=flags.train_data_retries,
         max_empty_shards=flags.train_data_max_empty_shards,
         max_pixels=flags.train_data_max_pixels,
-        at_least=min_side,
+        at_least=host_data.input_size(flags.model, flags.force_image_size) if reduced else None,
         upright=flags.train_data_exif_orientation,
         transform=transform,
+        crop=crop,
         normalization=normalization,
         tokenizer=tokenizer,
         context_length=len(empty),
@@ -128,6 +148,8 @@ def _announce(spec: DataSpec, loader: LoaderSpec) -> None:
         logging.info("Data: each image with %d captions per epoch, %s", flags.captions_per_epoch, how)
     elif flags.captions != FIRST:
         logging.info("Data: one caption of each image is drawn per epoch")
+    if loader.crop is not None and simplejpeg is None:
+        logging.info("Data: JPEGs are decoded by Pillow; pip install 'pcmepp-openclip[jpeg]' would make that faster")
     rows = flags.rows  # per image, where a batch holds several captions of it
     delivered = loader.batches * loader.batch_size * rows * loader.world_size
     if spec.shares is not None:

@@ -60,24 +60,37 @@ def decode_image(
         upright: rotate the image according to its EXIF orientation, which open_clip does not.
     """
     image = open_image(data, max_pixels)
+    if at_least is not None:
+        image.draft(None, (at_least, at_least))
+    return load_image(image, upright)
+
+
+def load_image(image: Any, upright: bool = False) -> Any:
+    """An opened image, decoded to RGB. Raises BadImage."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            if at_least is not None:
-                image.draft(None, (at_least, at_least))
             image.load()
             return _to_rgb(_turned(image) if upright else image)
     except Exception:  # Pillow's plugins raise whatever the damage leads to
         raise BadImage(defects.BROKEN_IMAGE) from None
 
 
+def is_turned(image: Any) -> bool:
+    """Whether an opened image has to be turned to be upright, by its EXIF orientation."""
+    return _turn(image) is not None
+
+
 def _turned(image: Any) -> Any:
-    try:
-        orientation = image.getexif().get(ExifTags.Base.Orientation)
-    except Exception:  # a damaged EXIF block is ignored
-        return image
-    turn = _TURNS.get(orientation)
+    turn = _turn(image)
     return image if turn is None else image.transpose(turn)
+
+
+def _turn(image: Any) -> Any:
+    try:
+        return _TURNS.get(image.getexif().get(ExifTags.Base.Orientation))
+    except Exception:  # a damaged EXIF block is ignored
+        return None
 
 
 def _to_rgb(image: Any) -> Any:

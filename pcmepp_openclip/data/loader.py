@@ -16,6 +16,7 @@ from .plan import ExactPass
 from .remaining import Deal, content_probes, remaining_after, shards_digest
 from .sources import label
 from .tally import Tally
+from .to_device import ToDevice
 
 MIN_SAMPLES_TO_JUDGE = 1000  # samples met before the share of bad ones may end a run
 
@@ -39,11 +40,13 @@ class Loader:
         *,
         max_bad: float,
         gather: TallyReducer,
+        to_device: ToDevice,
     ):
         self.num_batches = spec.batches
         self.num_samples = spec.batches * spec.batch_size * spec.captions.rows * spec.world_size
         self.last: Tally | None = None
         self._spec, self._position, self._max_bad, self._gather = spec, position, max_bad, gather
+        self._to_device = to_device
         self._noted: set[tuple[int, str]] = set()
         self._rest: RemainingEpoch | None = None
         self._past: list[Deal] = []  # how the epoch of `_rest` was distributed before
@@ -64,6 +67,7 @@ class Loader:
                 batch_size=None,
                 num_workers=min(1, count),
                 persistent_workers=count > 0,
+                pin_memory=self._to_device.copies,
                 generator=torch.Generator(),  # leave the training process's random numbers alone
             )
             for worker in range(max(1, count))
@@ -151,8 +155,16 @@ class Loader:
 
     def __iter__(self) -> Iterator[tuple[Tensor | LabelledImages, Tensor]]:
         epoch, first_batch = self._position()
-        rest = self._rest_of(epoch)
         tally = Tally()
+        for batch in self._to_device(self._arriving(epoch, first_batch, tally)):
+            yield _labelled(batch), batch.texts
+        self._summarise(epoch, tally)
+        assert self.last is not None
+        self._judge(self.last, 1)
+
+    def _arriving(self, epoch: int, first_batch: int, tally: Tally) -> Iterator[Batch]:
+        """The batches as the workers deliver them; what became of the samples is added to `tally`."""
+        rest = self._rest_of(epoch)
         workers = [iter(worker) for worker in self._workers]
         for index in range(first_batch, self.num_batches):
             item: Batch | Failure = next(workers[lane_of(index, self._spec, rest) % len(workers)])
@@ -161,10 +173,7 @@ class Loader:
             tally.add(item.tally)
             self._tell(item.tally)
             self._judge(tally, MIN_SAMPLES_TO_JUDGE)
-            yield _labelled(item), item.texts
-        self._summarise(epoch, tally)
-        assert self.last is not None
-        self._judge(self.last, 1)
+            yield item
 
     def _tell(self, tally: Tally) -> None:
         """Warn once per cause; the summary of the epoch has the counts."""

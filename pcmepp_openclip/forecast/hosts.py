@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PREFETCHED = 2 + 1  # batches of a worker: those that wait, and the one that is being made
-PIXEL = 4  # bytes of a colour of a pixel that leaves a worker: fp32
+PIXEL = 1  # bytes of a colour of a pixel that leaves a worker
 TOKEN = 8  # bytes
 WORKER = 70e6  # bytes of a worker's own, measured by `python -m benchmarks data`
 RANK = 4e9  # bytes, assumed: a rank's process with CUDA's host side and pinned buffers

@@ -59,6 +59,19 @@ def split_transform(transform: Any) -> tuple[Any, tuple[Tensor, Tensor] | None]:
     return transforms.Compose(first), (mean, std)
 
 
+def split_crop(transform: Any) -> tuple[Any, str, Any] | None:
+    """A transform of images that begins with a random resized crop: this, torch's name of its interpolation, and the
+    steps after it or None. None for any other transform."""
+    steps = getattr(transform, "transforms", None)
+    if not isinstance(transform, transforms.Compose) or not steps or type(steps[0]) is not transforms.RandomResizedCrop:
+        return None
+    crop, *after = steps
+    if crop.interpolation.value not in ("bilinear", "bicubic") or not crop.antialias:
+        return None
+    after = [step for step in after if type(step).__name__ != "MaybeConvertMode"]  # to RGB, which it is by then
+    return crop, crop.interpolation.value, transforms.Compose(after) if after else None
+
+
 class Middle:
     """Cuts an image that a resize of its shorter side would blow up, such as a strip of 1 x 60,000, to its middle.
 
