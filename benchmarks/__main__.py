@@ -30,6 +30,7 @@ COMMANDS = {  # each a module here with `main(argv)`
 NAMES = {  # each a module here with `rows()`
     "flops": "training FLOPs of the models",
     "data": "samples/s and memory of the loader",  # early: its workers are forked, and share what there is
+    "peers": "samples/s of the loader and of other projects', in environments of their own",
     "startup": "imports and time to the first step",
     "head_only": "epochs of --head-only from cached tokens",
     "loss": "time and memory of the loss",
@@ -43,7 +44,7 @@ NAMES = {  # each a module here with `rows()`
     "gpo": "pooling by GPO against its plain form, and a training step with it",
     "step": "time and memory of training steps",
 }
-APART = {"hub"}  # see docs/hub.md
+APART = {"hub", "peers"}  # see docs/hub.md; the other needs a package index
 
 
 def main() -> None:
@@ -56,7 +57,9 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="\n".join(f"  {name:12} {what}" for name, what in (NAMES | COMMANDS).items()),
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"see below; all but {', '.join(APART)} by default")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"see below; all but {', '.join(sorted(APART))} by default"
+    )
     parser.add_argument(
         "--out", type=Path, default=Path("benchmarks/results"), help="output folder (default: %(default)s)"
     )

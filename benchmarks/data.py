@@ -14,7 +14,7 @@ import multiprocessing
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,17 @@ def arguments(
     return argparse.Namespace(**vars(stock), **vars(ours.parse_args(list(flags))))
 
 
+def our_get_data(args: argparse.Namespace, *rest: Any, **options: Any) -> Any:
+    return data.get_data(stock_get_data, data.resolve(data.DataFlags.from_args(args)), args, *rest, **options)
+
+
+def load(pattern: str, get_data: Callable[..., Any], *flags: str) -> Any:
+    """The training data by a `get_data`, with open_clip's transform for training."""
+    transform = open_clip.image_transform(224, is_train=True)
+    tokenizer = open_clip.get_tokenizer(MODEL)
+    return get_data(arguments(pattern, *flags), (transform, transform), tokenizer=tokenizer)["train"]
+
+
 def rate(train: Any, epoch: int) -> tuple[float, int]:
     """Samples by second of a whole epoch, and the longest text in it."""
     train.set_epoch(epoch)
@@ -115,20 +126,12 @@ def pixels(pattern: str, transform: Any, reduced: bool) -> str:
 def rows() -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         pattern = write_shards(Path(folder))
-        transform = open_clip.image_transform(224, is_train=True)
-        tokenizer = open_clip.get_tokenizer(MODEL)
-
-        def load(get_data: Any, *flags: str) -> Any:
-            return get_data(arguments(pattern, *flags), (transform, transform), tokenizer=tokenizer)["train"]
-
-        def ours(args: argparse.Namespace, *rest: Any, **options: Any) -> Any:
-            return data.get_data(stock_get_data, data.resolve(data.DataFlags.from_args(args)), args, *rest, **options)
-
+        transform, tokenizer = open_clip.image_transform(224, is_train=True), open_clip.get_tokenizer(MODEL)
         loaders = {
-            "stock": load(stock_get_data),
-            "exact": load(ours, "--train-data-decoding", "exact"),
-            "fast": load(ours),
-            "reduced": load(ours, "--train-data-decoding", "reduced"),
+            "stock": load(pattern, stock_get_data),
+            "exact": load(pattern, our_get_data, "--train-data-decoding", "exact"),
+            "fast": load(pattern, our_get_data),
+            "reduced": load(pattern, our_get_data, "--train-data-decoding", "reduced"),
         }
         rates: dict[str, list[float]] = {name: [] for name in loaders}
         memory: dict[str, list[float]] = {name: [] for name in loaders}
