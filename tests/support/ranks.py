@@ -8,11 +8,15 @@ Each rank is a real process that runs `main` of the module and can be signalled 
 
 import importlib
 import json
+import math
 import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+GRACE_S = 2.0
 
 
 class Ranks:
@@ -75,13 +79,20 @@ def fork_rank(rank, world, port, argv, module):
 
 
 def wait(pids):
-    codes = {}
+    """The exit codes. As with torchrun, a rank that fails ends the others, after a time to print what they have to."""
+    codes, end = {}, None
     while len(codes) < len(pids):
-        pid, status = os.wait()
-        codes[pid] = os.waitstatus_to_exitcode(status)
-        if codes[pid] not in (0, 75):
+        pid, status = os.waitpid(-1, 0 if end is None else os.WNOHANG)
+        if pid:
+            codes[pid] = os.waitstatus_to_exitcode(status)
+            if codes[pid] not in (0, 75) and end is None:
+                end = time.monotonic() + GRACE_S
+        elif time.monotonic() > end:
             for other in set(pids) - set(codes):
                 os.kill(other, 9)
+            end = math.inf
+        else:
+            time.sleep(0.02)
     return [codes[pid] for pid in pids]
 
 
