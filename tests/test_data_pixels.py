@@ -112,6 +112,15 @@ def test_both_codecs_decode_the_same_pixels_at_the_smallest_scale_that_keeps_the
         assert heights.pop() == expected and not heights
 
 
+def test_what_the_codec_gives_up_gets_the_same_box_from_pillow(monkeypatch):
+    crop = crop_of(open_clip.image_transform(SIZE, is_train=True, aug_cfg={"scale": (0.1, 0.4)}))
+    torch.manual_seed(0)
+    expected, state = crop(photo(), MANY, False), torch.get_rng_state()
+    monkeypatch.setattr("pcmepp_openclip.data.crops.decode_jpeg", lambda *_: None)  # after the box was drawn
+    torch.manual_seed(0)
+    assert torch.equal(crop(photo(), MANY, False), expected) and torch.equal(torch.get_rng_state(), state)
+
+
 def test_a_scaled_box_is_never_smaller_than_its_size_by_the_scale():
     rng = np.random.default_rng(0)
     for top, left, height, width in rng.integers(1, 999, (500, 4)).tolist():
