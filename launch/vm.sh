@@ -77,7 +77,7 @@ if [[ $CLOUD != none ]] && ! command -v curl >/dev/null; then
     exit 2
 fi
 find_run pcmepp
-claim_run "${NPROC:-gpu}"
+claim_run "${NPROC:-$(nvidia-smi --list-gpus 2>/dev/null | wc -l)}"
 
 notice=
 trap 'notice=1; ask "the machine is about to be preempted"' USR2
@@ -105,6 +105,10 @@ if [[ $asked ]]; then
     say "ended before it could save (exit code $code): the same command resumes the run from its last checkpoint"
     exit 75
 fi
+if ((code == 2)); then
+    say "failed by a mistake in the flags or the data (exit code 2): not started again"
+    exit 2
+fi
 if ! progressed; then
     say "failed without a checkpoint since it started (exit code $code): not started again"
     exit "$((code ? code : 1))"
@@ -115,4 +119,4 @@ if ((restarts >= ${MAX_RESTARTS:-200})); then
 fi
 say "crashed (exit code $code): starting again from its last checkpoint"
 export VM_RESTARTS=$((restarts + 1))
-exec "${BASH_SOURCE[0]}" "$@"
+exec bash "$launch_dir/vm.sh" "$@"

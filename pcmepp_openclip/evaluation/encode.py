@@ -128,7 +128,7 @@ class Encoder:
         """Stays on the device, and no step of it waits for a GPU: the next batch is sent while this one is computed."""
         device = torch.device(self.device)
         autocast = torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "amp_bf16")
-        with autocast, _exact_convolutions():
+        with autocast, _without_tf32():
             batch = batch.to(device, non_blocking=device.type == "cuda")
             return gaussians(self.model, batch, kind, self.probabilistic)
 
@@ -215,14 +215,15 @@ def _collected(parts: Sequence[Gaussian]) -> Gaussian:
 
 
 @contextlib.contextmanager
-def _exact_convolutions() -> Iterator[None]:
-    """cuDNN rounds the inputs of fp32 convolutions to TF32 unless it is told not to; matrix products are exact."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
+def _without_tf32() -> Iterator[None]:
+    """Neither convolutions, which cuDNN rounds to TF32 by default, nor matrix products, for which open_clip's training and
+    some containers allow it, are rounded."""
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     try:
         yield
     finally:
-        torch.backends.cudnn.allow_tf32 = before
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def _cat(parts: Sequence[Gaussian]) -> Gaussian:

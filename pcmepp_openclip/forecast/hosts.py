@@ -2,6 +2,7 @@
 
 import resource
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,8 +52,9 @@ def open_files(ranks: int, workers: int) -> int:
 
 
 def file_limits() -> tuple[int, int]:
-    """The soft and the hard limit of this machine."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    """The soft and the hard limit of this machine; `sys.maxsize` for none."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (sys.maxsize if limit == resource.RLIM_INFINITY else limit for limit in limits)
     return soft, hard
 
 

@@ -1,6 +1,7 @@
 """The forecast as rows of a dry run: what a card, a machine, the network and the clock will see."""
 
 import functools
+import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -104,7 +105,8 @@ def _host(plan: Plan) -> Rows:
     soft, hard = hosts.file_limits()
     files = hosts.open_files(plan.ranks, plan.workers)
     short = "; raise it: ulimit -n" if files > hard else ""
-    yield "open files", f"about {files:,} in each rank; this machine allows {soft:,}, at most {hard:,}{short}"
+    allowed, most = ("any number" if limit == sys.maxsize else f"{limit:,}" for limit in (soft, hard))
+    yield "open files", f"about {files:,} in each rank; this machine allows {allowed}, at most {most}{short}"
 
 
 def _time(plan: Plan, costs: StepCosts | None) -> Rows:

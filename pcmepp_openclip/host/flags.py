@@ -17,7 +17,7 @@ import torch
 from ..system.text import did_you_mean, flag_of
 from . import seams
 from .config_values import pair
-from .loss import create_loss
+from .loss import create_chunked_clip_loss, create_loss
 from .trainer import params
 
 READ = (  # the flags of open_clip that are read here
@@ -338,6 +338,8 @@ def planned_loss(args: Namespace) -> torch.nn.Module:
     """The loss of these flags, on `args.world_size` ranks."""
     if args.pcmepp_cfg is not None:
         return create_loss(args, args.pcmepp_cfg)
+    if args.chunked_clip_loss:
+        return create_chunked_clip_loss(args)
     return open_clip.create_loss(Namespace(**{**vars(args), "distill": False}))
 
 

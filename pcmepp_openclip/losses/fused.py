@@ -122,8 +122,9 @@ class PairLosses(torch.autograd.Function):
         ctx.save_for_backward(v_nD, t_ND, s, o_n, o_N, a, b, z)
         ctx.settings, ctx.logits, ctx.softmaxes, ctx.scale = settings, logits, softmaxes, scale
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(pseudo, *loss_2n)
-        return loss_2n.mean(), match, pp, pseudo, *loss_2n
+        each = loss_2n.unbind()
+        ctx.mark_non_differentiable(pseudo, *each)
+        return loss_2n.mean(), match, pp, pseudo, *each
 
     @staticmethod
     @torch.autograd.function.once_differentiable

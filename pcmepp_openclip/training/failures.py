@@ -132,10 +132,11 @@ class FailureWatch:
         os._exit(failure.code)
 
     def _let_others_see(self) -> None:
-        """Rank 0 may hold the store, and then it must not end before the others have looked."""
+        """The node or the rank that holds the store must not end before the others have looked."""
         seen = self._store.add(SEEN, 1)
         end = time.monotonic() + SEEN_TIMEOUT_S
-        holds_store = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun's, on the first node
+        holds_store = os.environ.get("GROUP_RANK") == "0" if by_agent else self.rank == 0
         while holds_store and seen < self.world_size and time.monotonic() < end:
             time.sleep(0.05)
             seen = self._store.add(SEEN, 0)

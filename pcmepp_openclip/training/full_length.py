@@ -60,11 +60,14 @@ def full_length_pass(
     with _unchanged(model, device):
         later = _memory_of_later_steps(optimizer, accum_freq)
         others = [[x.clone() for x in (*_tensors(images), *_tensors(texts))] for _ in range(accum_freq - 1)]
+        features: dict[str, Tensor] = {}
+        if others:
+            with (
+                torch.no_grad(),
+                autocast(),
+            ):  # its own context, as in open_clip's loop: autocast keeps casts of weights
+                features = model(images, texts)
         with autocast():
-            features: dict[str, Tensor] = {}
-            if others:
-                with torch.no_grad():
-                    features = model(images, texts)
             out = model(images, texts)
             for name in features.keys() - set(NOT_ACCUMULATED):
                 out[name] = torch.cat([out[name], *[features[name]] * len(others)])
@@ -105,11 +108,15 @@ def _memory_of_later_steps(optimizer: torch.optim.Optimizer, accum_freq: int) ->
 
 
 def _states_per_parameter(optimizer: torch.optim.Optimizer) -> int:
-    """How many tensors of a parameter's size the optimizer keeps for it, found by a step on a small one."""
+    """How many tensors of a parameter's size the optimizer keeps for it, found by a step on a small one. Where it cannot
+    be copied, as one that wraps another, it is taken to keep as many as AdamW."""
     twin, small = copy.copy(optimizer), nn.Parameter(torch.zeros(4, 4))
     twin.state, twin.param_groups = defaultdict(dict), [{**optimizer.param_groups[0], "params": [small]}]
     small.grad = torch.zeros_like(small)
-    twin.step()
+    try:
+        twin.step()
+    except Exception:
+        return 2
     return sum(isinstance(x, Tensor) and x.shape == small.shape for x in twin.state[small].values())
 
 
