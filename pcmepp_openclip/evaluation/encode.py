@@ -216,8 +216,8 @@ def _collected(parts: Sequence[Gaussian]) -> Gaussian:
 
 @contextlib.contextmanager
 def _without_tf32() -> Iterator[None]:
-    """Neither convolutions, which cuDNN rounds to TF32 by default, nor matrix products, for which open_clip's training and
-    some containers allow it, are rounded."""
+    """Neither convolutions, which cuDNN rounds to TF32 by default, nor matrix products are rounded; open_clip's
+    training and some containers allow it for the latter."""
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     try:

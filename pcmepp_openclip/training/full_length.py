@@ -62,10 +62,7 @@ def full_length_pass(
         others = [[x.clone() for x in (*_tensors(images), *_tensors(texts))] for _ in range(accum_freq - 1)]
         features: dict[str, Tensor] = {}
         if others:
-            with (
-                torch.no_grad(),
-                autocast(),
-            ):  # its own context, as in open_clip's loop: autocast keeps casts of weights
+            with torch.no_grad(), autocast():  # as in open_clip's loop: a context keeps its casts of weights
                 features = model(images, texts)
         with autocast():
             out = model(images, texts)
@@ -108,8 +105,8 @@ def _memory_of_later_steps(optimizer: torch.optim.Optimizer, accum_freq: int) ->
 
 
 def _states_per_parameter(optimizer: torch.optim.Optimizer) -> int:
-    """How many tensors of a parameter's size the optimizer keeps for it, found by a step on a small one. Where it cannot
-    be copied, as one that wraps another, it is taken to keep as many as AdamW."""
+    """How many tensors of a parameter's size the optimizer keeps for it, found by a step on a small one. One that
+    cannot be copied, since it wraps another, is taken to keep as many as AdamW."""
     twin, small = copy.copy(optimizer), nn.Parameter(torch.zeros(4, 4))
     twin.state, twin.param_groups = defaultdict(dict), [{**optimizer.param_groups[0], "params": [small]}]
     small.grad = torch.zeros_like(small)
