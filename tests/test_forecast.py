@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks import flops
+from pcmepp_openclip import ChunkedClipLoss, PCMEppLoss
 from pcmepp_openclip.forecast import hosts, report
 from pcmepp_openclip.forecast.batch_sizes import MULTIPLE, largest
 from pcmepp_openclip.forecast.cards import CARDS, CONTEXT, FRAGMENTS, UTILISATION, samples_per_second
@@ -15,6 +16,7 @@ from pcmepp_openclip.forecast.fake_cuda import fake_cuda
 from pcmepp_openclip.forecast.fake_ranks import fake_ranks
 from pcmepp_openclip.forecast.line import forecast_line
 from pcmepp_openclip.forecast.memory import FakeTraining, StepCounter
+from pcmepp_openclip.host.flags import planned_loss
 from pcmepp_openclip.host.loss import pcmepp_loss
 from pcmepp_openclip.training import command
 
@@ -181,6 +183,12 @@ def test_one_sentence_for_an_error():
     assert line is not None and line.count("\n") == 0 and line.endswith(" GB.")
     assert "--batch-size 48" in line and "--grad-checkpointing" in line
     assert forecast_line(Namespace(model="no such model")) is None
+
+
+def test_the_loss_of_a_forecast_is_that_of_the_flags():
+    for flags, loss in (([], open_clip.ClipLoss), (["--chunked-clip-loss"], ChunkedClipLoss)):
+        assert type(planned_loss(arguments("--model", "ViT-B-32", *flags))) is loss
+    assert type(planned_loss(arguments())) is PCMEppLoss
 
 
 @pytest.mark.parametrize("speed", ["0", "-1", "inf", "nan"])

@@ -197,7 +197,8 @@ def test_a_crash_is_started_again_where_there_was_progress(play, tmp_path):
 @pytest.mark.parametrize(
     "starts, variables, code, words",
     [
-        (["exit 2"], {}, 2, "failed without a checkpoint since it started (exit code 2): not started again"),
+        ([SAVE + "exit 2"], {}, 2, "failed by a mistake in the flags or the data (exit code 2): not started again"),
+        (["exit 1"], {}, 1, "failed without a checkpoint since it started (exit code 1): not started again"),
         ([SAVE + "exit 1", "exit 1"], {}, 1, "start 1: failed without a checkpoint"),
         ([SAVE + "exit 1"] * 3, {"MAX_RESTARTS": "1"}, 1, "already started again 1 times (MAX_RESTARTS)"),
         (["echo 'step 3' >runs/run/stopped; exit 75"], {}, 75, "stopped after step 3"),  # by hand

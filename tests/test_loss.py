@@ -8,6 +8,7 @@ from slow import slow_distances, slow_terms
 
 import pcmepp_openclip as pp
 from pcmepp_openclip.distances import tiles
+from pcmepp_openclip.losses.batch import PairBatch
 
 WEIGHTS = {"contrastive_weight": 1.5, "match_weight": 2.0, "pp_weight": 0.1, "vib_weight": 1e-2}
 
@@ -188,3 +189,12 @@ def test_bad_arguments():
         pp.PCMEppLoss(distance="l2")
     with pytest.raises(ValueError, match="'mean' or 'sum'"):
         pp.PCMEppLoss(reduction="none")
+
+
+def test_the_infonce_of_each_pair_is_a_constant():
+    """The regression on it must not train what it is computed from."""
+    v, t, scale = torch.randn(4, 8).requires_grad_(), torch.randn(4, 8), torch.tensor(2.0, requires_grad=True)
+    images, texts = pp.Gaussian(v, torch.zeros(4, 8)), pp.Gaussian(t, torch.zeros(4, 8))
+    pairs = PairBatch(images, texts, scale, scale, scale).pairs
+    assert pairs.contrastive.requires_grad
+    assert not pairs.image_difficulty.requires_grad and not pairs.text_difficulty.requires_grad

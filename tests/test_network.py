@@ -239,3 +239,24 @@ def test_each_other_node_prints_a_failure_once(capsys):
         watch.node = node
         watch.say(failure)
         assert capsys.readouterr().err == printed
+
+
+@pytest.mark.parametrize(
+    "rank, environment, waits",
+    [
+        (3, {"TORCHELASTIC_USE_AGENT_STORE": "True", "GROUP_RANK": "0"}, True),  # torchrun's agent on its node
+        (8, {"TORCHELASTIC_USE_AGENT_STORE": "True", "GROUP_RANK": "1"}, False),
+        (0, {}, True),
+        (1, {}, False),
+    ],
+)
+def test_where_the_store_is_a_failure_is_left_to_be_seen(monkeypatch, rank, environment, waits):
+    for name in ("TORCHELASTIC_USE_AGENT_STORE", "GROUP_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    watch = failures.FailureWatch(rank, 2, leads_node=False, last_words=lambda: None)
+    watch._store = torch.distributed.HashStore()
+    monkeypatch.setattr(failures.time, "sleep", lambda _seconds: watch._store.add(failures.SEEN, 1))  # by the other
+    watch._let_others_see()
+    assert watch._store.add(failures.SEEN, 0) == 1 + waits

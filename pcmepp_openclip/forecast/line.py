@@ -12,7 +12,7 @@ import subprocess
 import sys
 from typing import Any
 
-TIMEOUT = 20  # seconds; torchrun ends a rank 30 s after the others have failed
+TIMEOUT = 25  # seconds; torchrun ends a rank 30 s after the others have failed
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
 
 
