@@ -110,8 +110,8 @@ def test_a_machine_by_hand():
     node = hosts.node(ranks=64, workers=6, batch_size=128, image_size=(224, 224), context_length=77)
     assert node.ranks == 8
     assert node.shared == 8 * 6 * 3 * 128 * (3 * 224 * 224 + 77 * 8)
-    small = hosts.node(ranks=2, workers=6, batch_size=128, image_size=(224, 224), context_length=77, pixel=1)
-    assert small.shared == pytest.approx(node.shared / 16, rel=0.01)
+    small = hosts.node(ranks=2, workers=6, batch_size=128, image_size=(224, 224), context_length=77)
+    assert small.shared == node.shared / 4
     assert node.shared < node.memory
     assert hosts.open_files(ranks=500, workers=6) - hosts.open_files(ranks=100, workers=6) == 400
 

@@ -31,17 +31,14 @@ class Node:
     memory: float
 
 
-def node(
-    ranks: int, workers: int, batch_size: int, image_size: tuple[int, int], context_length: int, pixel: int = PIXEL
-) -> Node:
+def node(ranks: int, workers: int, batch_size: int, image_size: tuple[int, int], context_length: int) -> Node:
     """A machine of a run on so many ranks, with up to `GPUS_PER_NODE` of them.
 
     Arguments:
         workers, batch_size: of a rank.
-        pixel: bytes of a colour of a pixel.
     """
     here, (height, width) = min(ranks, GPUS_PER_NODE), image_size
-    sample = 3 * height * width * pixel + context_length * TOKEN
+    sample = 3 * height * width * PIXEL + context_length * TOKEN
     shared = here * workers * PREFETCHED * batch_size * sample
     return Node(here, shared, here * (workers * WORKER + RANK) + shared)
 
