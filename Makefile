@@ -37,7 +37,7 @@ test: lint
 
 test-system: setup
 	@dpkg -s $(DEBIAN) >/dev/null 2>&1 || { apt-get update && apt-get install -y --no-install-recommends $(DEBIAN); }
-	$(PYTEST) -n $(PROCESSES) --dist loadgroup -m system tests
+	$(PYTEST) -m system tests
 
 docs: setup
 	$(BIN)/mkdocs build --strict

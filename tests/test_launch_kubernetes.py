@@ -130,7 +130,6 @@ class Pods:
 
 
 @pytest.mark.system
-@pytest.mark.xdist_group("nodes")
 def test_the_containers_train_and_resume_after_a_pod_was_evicted(tmp_path):
     pods, run = Pods(tmp_path), tmp_path / ENV["NAME"]
 

@@ -18,7 +18,7 @@ from pcmepp_openclip.ambiguity.store import BANK_FILE, load_bank
 from pcmepp_openclip.demo.goals import ESTIMATORS, GOALS
 from pcmepp_openclip.models.fingerprint import bank_fingerprint
 
-pytestmark = [pytest.mark.system, pytest.mark.xdist_group("pages")]
+pytestmark = pytest.mark.system
 
 
 def stated() -> dict[str, tuple[float, float]]:

@@ -12,7 +12,7 @@ from drawn_shards import write_shards
 from helpers import REPO
 from nodes import Nodes, session
 
-pytestmark = [pytest.mark.system, pytest.mark.xdist_group("nodes")]
+pytestmark = pytest.mark.system
 
 NODES, PER_NODE, STEPS, EPOCHS = 4, 8, 10, 2
 RANKS = NODES * PER_NODE

@@ -9,7 +9,7 @@ from helpers import make_model
 from pcmepp_openclip import cli
 from pcmepp_openclip.reports import plots, report
 
-pytestmark = [pytest.mark.system, pytest.mark.xdist_group("pages")]
+pytestmark = pytest.mark.system
 
 
 def test_the_report_of_an_evaluation(tmp_path):

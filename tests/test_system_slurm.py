@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from drawn_shards import write_shards
 
-pytestmark = [pytest.mark.system, pytest.mark.xdist_group("nodes")]
+pytestmark = pytest.mark.system
 
 HERE = Path(__file__).parent
 LAUNCH = HERE.parent / "launch"
