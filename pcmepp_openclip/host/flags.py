@@ -230,15 +230,20 @@ def check_numbers(args: Namespace) -> None:
 
 def check_for_pcmepp(args: Namespace) -> None:
     """ValueError for flags that no PCME++ model is trained with; mends one that open_clip leaves open."""
-    for flag, on in {
-        "--siglip": args.siglip,
-        "--distill-model": args.distill_model is not None,
-        "--horovod": args.horovod,
-    }.items():
+    for flag, on in _other_losses(args).items():
         if on:
             raise ValueError(f"{args.model} cannot be trained with {flag}: drop it, or choose a plain model.")
     if args.opt.startswith("timm/") and args.eps is None:
         args.eps = 1e-8  # open_clip passes None on, which some of timm's optimizers stumble over
+
+
+def _other_losses(args: Namespace) -> dict[str, bool]:
+    """The flags for a loss, or for ranks, that only open_clip's own losses know, and whether they are given."""
+    return {
+        "--siglip": args.siglip,
+        "--distill-model": args.distill_model is not None,
+        "--horovod": args.horovod,
+    }
 
 
 def check_for_head_only(args: Namespace) -> None:
@@ -280,11 +285,7 @@ def check_for_chunked_clip_loss(args: Namespace) -> None:
         raise ValueError(f"The loss of {args.model} is computed in chunks in any case: drop --chunked-clip-loss.")
     if "coca" in args.model.lower():  # as open_clip tells them apart
         raise ValueError(f"{args.model} is trained to write captions, too: drop --chunked-clip-loss.")
-    for flag, on in {
-        "--siglip": args.siglip,
-        "--distill-model": args.distill_model is not None,
-        "--horovod": args.horovod,
-    }.items():
+    for flag, on in _other_losses(args).items():
         if on:
             raise ValueError(f"--chunked-clip-loss cannot be combined with {flag}: drop one of them.")
     if args.local_loss and not args.gather_with_grad:
