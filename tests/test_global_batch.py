@@ -7,8 +7,8 @@ import re
 
 import pytest
 from drawn_shards import write_shards
-from ranks import Ranks
 from shard_maker import Words, to_tensor
+from watched_train import captions_of
 
 from pcmepp_openclip import data
 from pcmepp_openclip.cache.loader import EpochPlan
@@ -160,22 +160,6 @@ def test_captions_of_an_image_stay_together(tmp_path):
         split(20, 2, None, 3)
     with pytest.raises(ValueError, match="--batch-size 2 is less than the 3 captions"):
         split(48, 2, 2, 3)
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    server = Ranks(tmp_path_factory.mktemp("ranks") / "log")
-    yield server
-    server.close()
-
-
-def captions_of(folder):
-    return collections.Counter(
-        tuple(token for token in row if token)
-        for path in folder.iterdir()
-        for line in path.read_text().splitlines()
-        for row in json.loads(line)
-    )
 
 
 def test_ranks_come_and_go_and_the_steps_stay(ranks, counted, tmp_path):

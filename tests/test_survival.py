@@ -1,6 +1,5 @@
 """A run that is stopped, killed, or stalls goes on as if nothing had been. Real processes, real signals."""
 
-import collections
 import json
 import os
 import random
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from drawn_shards import write_csv, write_shards
+from watched_train import captions_of
 
 from pcmepp_openclip import cli
 from pcmepp_openclip.runs import checkpoints
@@ -119,15 +119,6 @@ def counted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("counted")
     (folder / "sizes.json").write_text(json.dumps({f"{i:05d}.tar": 16 for i in range(8)}))
     return write_shards(folder, shards=8, samples=16)
-
-
-def captions_of(folder):
-    return collections.Counter(
-        tuple(token for token in row if token)
-        for path in folder.iterdir()
-        for line in path.read_text().splitlines()
-        for row in json.loads(line)
-    )
 
 
 def test_an_epoch_that_goes_on_in_other_ways_sees_every_sample_once(ranks, counted, tmp_path):

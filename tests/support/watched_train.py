@@ -1,5 +1,6 @@
 """`pcmepp train` that also writes down the captions that it has trained on: a line a step, in the folder `watched`."""
 
+import collections
 import json
 import os
 from pathlib import Path
@@ -26,3 +27,13 @@ def watch(folder):
                 print(json.dumps([row.tolist() for row in batch[1]]), file=file, flush=True)
 
     EpochSteps.steps = watched
+
+
+def captions_of(folder):
+    """How often each caption was trained on, by its tokens, in all files of the folder."""
+    return collections.Counter(
+        tuple(token for token in row if token)
+        for path in folder.iterdir()
+        for line in path.read_text().splitlines()
+        for row in json.loads(line)
+    )
