@@ -14,7 +14,7 @@ from drawn_shards import write_shards
 from open_clip.tokenizer import HFTokenizer
 
 from pcmepp_openclip.data.mixup import Mixing, cut_boxes, mix_images
-from pcmepp_openclip.data.size_augment import TokenIds, augment_captions
+from pcmepp_openclip.data.size_augment import TokenIds, augment_captions, cut_captions
 from pcmepp_openclip.host.tokenizers import token_ids
 from pcmepp_openclip.models.labelled import LabelledImages
 from pcmepp_openclip.runs import checkpoints
@@ -134,6 +134,33 @@ def test_captions_are_those_of_a_slow_loop(p, length):
     assert (got.argmax(dim=1) <= texts.argmax(dim=1)).all()  # where a CLIP finds EOT
 
 
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("length", [8, 32])
+def test_cut_captions_are_runs_of_their_tokens(p, length):
+    texts = open_clip.get_tokenizer("PCMEpp-tiny")(CAPTIONS * 200, context_length=length)
+    before = texts.clone()
+    got = cut_captions(texts, p, CLIP, rng())
+    assert torch.equal(texts, before) and got.shape == texts.shape
+
+    def words(row):
+        end = row.index(49407)
+        assert row[0] == 49406 and not any(row[end + 1 :])
+        return row[1:end]
+
+    lengths = {}
+    for new, old in zip(map(words, got.tolist()), map(words, texts.tolist()), strict=True):
+        assert new == old or new in [old[i : i + len(new)] for i in range(len(old))]
+        assert new or not old
+        lengths.setdefault(len(old), []).append(len(new))
+    longest = max(lengths)
+    kept, whole = np.array(lengths[longest]), (1 - p) + p / longest  # a run may be the whole caption
+    assert np.mean(kept == longest) == pytest.approx(whole, abs=0.1)
+    if p == 1:
+        assert kept.mean() == pytest.approx((longest + 1) / 2, rel=0.15)
+        first = [words(row)[0] for row, old in zip(got.tolist(), texts.tolist(), strict=True) if len(words(old)) == 3]
+        assert {first.count(token) > 10 for token in words(texts[1].tolist())} == {True}  # runs start anywhere
+
+
 def test_half_of_the_changed_tokens_are_masked():
     texts = torch.full((400, 52), 7)
     texts[:, 0], texts[:, -1] = 49406, 49407
@@ -244,6 +271,7 @@ SOFT = ["--contrastive-weight", "0", "--train-means-by", "all", "--pp-weight", "
         ([*SOFT, "--mixup", "1", "--batch-size", "1"], "raise --batch-size to 2"),
         (["--caption-augment", "1.1"], "--caption-augment must be at least 0 and at most 1, not 1.1"),
         (["--caption-augment", "-0.1"], "--caption-augment must be at least 0 and at most 1, not -0.1"),
+        (["--caption-cut", "2"], "--caption-cut must be at least 0 and at most 1, not 2"),
         (["--model", "ViT-B-32", "--mixup", "1"], "--mixup is for PCME++ models, and ViT-B-32 is a plain one"),
         (["--model", "ViT-B-32", "--caption-augment", "0.1"], "--caption-augment is for PCME++ models"),
     ],

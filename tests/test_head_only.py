@@ -205,6 +205,7 @@ def read(path):
         (["--lock-image"], "--head-only freezes both towers: drop --lock-image."),
         (["--lock-text"], "--head-only freezes both towers: drop --lock-text."),
         (["--match-weight", "0", "--vib-weight", "0"], "--head-only has nothing to train"),
+        (["--objective", "vagueness", "--cache-tokens", "DIR"], "drop --cache-tokens"),
         (["--cache-tokens", "DIR", "--dataset-resampled", "--train-num-samples", "64"], "drop --dataset-resampled"),
         (["--cache-tokens", "DIR", "--dataset-type", "synthetic"], "--cache-tokens needs shards"),
         (["--cache-tokens", "DIR", "--dataset-type", "csv", "--train-data", "CSV"], "--cache-tokens needs shards"),
@@ -222,6 +223,21 @@ def test_what_cannot_work_is_refused_in_one_sentence(run, tmp_path, more, words)
     code, said = run(*(places.get(word, word) for word in more))
     lines = [line for line in said.splitlines() if line.startswith("pcmepp train: ")]
     assert code == 2 and len(lines) == 1 and words in lines[0]
+
+
+def test_the_objective_of_vagueness_is_a_word_for_its_flags(run, weights, tmp_path, data, capsys):
+    by_flags = ["--difficulty-weight", "1", "--match-weight", "0", "--vib-weight", "0", "--caption-cut", "0.5"]
+    for name, more in {
+        "word": ["--objective", "vagueness"],
+        "flags": [*by_flags, "--aug-cfg", "scale=(0.05,1.0)"],
+        "uncut": ["--objective", "vagueness", "--caption-cut", "0"],
+    }.items():
+        assert run("--pretrained", weights, "--epochs", "1", *more, name=name)[0] == 0
+    word, by_flags, uncut = (state_of(tmp_path / name, 1) for name in ("word", "flags", "uncut"))
+    assert not moved(word, by_flags) and moved(word, uncut)
+    assert moved(torch.load(weights, weights_only=True), word)
+    argv = [word for word in flags(data, tmp_path, "--objective", "vagueness") if word != "--head-only"]
+    assert train.main(argv) == 2 and "add --head-only" in capsys.readouterr().err
 
 
 def test_a_cache_needs_frozen_towers(data, tmp_path, capsys):

@@ -12,5 +12,5 @@ waiting, and `push` hands checkpoints to the Hub.
 learning rates, `freezing` freezes towers, `swa` averages weights and `best` keeps the best ones. `optimizers` checks
 the optimizer and its arguments.
 
-`global_batch` divides the samples of a step over the ranks.
+`global_batch` divides the samples of a step over the ranks, and `objective` sets the flags of a way to train.
 """

@@ -17,7 +17,7 @@ from ..config import PCMEppCfg
 from ..data.captions import FIRST
 from ..data.mixup import MODES, Mixing, mix_images
 from ..data.plan import seed_for
-from ..data.size_augment import TokenIds, augment_captions
+from ..data.size_augment import TokenIds, augment_captions, cut_captions
 from ..losses.terms import loss_weights, without_labels
 from ..models.labelled import LabelledImages
 from ..system.text import flag_of
@@ -52,6 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="P",
         help="mask, replace or delete each token of a caption with this probability",
     )
+    group.add_argument(
+        "--caption-cut",
+        type=float,
+        metavar="P",
+        help="cut each caption, with this probability, to a random run of its tokens",
+    )
 
 
 def check_arguments(args: argparse.Namespace) -> None:
@@ -64,7 +70,7 @@ def check_arguments(args: argparse.Namespace) -> None:
     _check_cached_captions(args)
     mixes = [f"--{name}" for name in ("mixup", "cutmix") if getattr(args, name)]
     labelled = mixes or (["--multi-positives"] if args.multi_positives else [])
-    used = labelled + (["--caption-augment"] if args.caption_augment else [])
+    used = labelled + [flag_of(name) for name in ("caption_augment", "caption_cut") if getattr(args, name)]
     for name in MIXING:
         if getattr(args, name) is not None and not mixes:
             raise ValueError(f"{flag_of(name)} says how to mix images: give --mixup or --cutmix as well.")
@@ -93,7 +99,7 @@ def _check_numbers(args: argparse.Namespace) -> None:
         alpha = getattr(args, name)
         if alpha is not None and not (math.isfinite(alpha) and alpha >= 0):
             raise ValueError(f"--{name} must be a finite number of at least 0, not {alpha:g}.")
-    for name in ("mix_switch_prob", "caption_augment", "mix_share"):
+    for name in ("mix_switch_prob", "caption_augment", "caption_cut", "mix_share"):
         value, least = getattr(args, name), "above 0" if name == "mix_share" else "at least 0"
         if value is not None and not (0 <= value <= 1 and (value > 0 or name != "mix_share")):
             raise ValueError(f"{flag_of(name)} must be {least} and at most 1, not {value:g}.")
@@ -129,7 +135,8 @@ class BatchAugmentation:
         batch_size: the most samples of a batch.
         mixing: how images are mixed; None to mix none.
         caption_p: the probability with which a token of a caption is changed.
-        caption_ids: of the tokenizer, where that probability is above 0.
+        caption_cut: the probability with which a caption is cut to a run of its tokens.
+        caption_ids: of the tokenizer, where one of the two is above 0.
         with_token_seeds: whether each image gets a seed for the tokens to drop in its tower.
     """
 
@@ -139,6 +146,7 @@ class BatchAugmentation:
     batch_size: int
     mixing: Mixing | None = None
     caption_p: float = 0.0
+    caption_cut: float = 0.0
     caption_ids: TokenIds | None = None
     with_token_seeds: bool = False
 
@@ -151,7 +159,9 @@ class BatchAugmentation:
         """
         images, texts = batch
         rng = np.random.Generator(np.random.PCG64(seed_for("augment", self.seed, epoch, index, self.rank)))
-        if self.caption_ids is not None:
+        if self.caption_ids is not None and self.caption_cut:
+            texts = cut_captions(texts, self.caption_cut, self.caption_ids, rng)
+        if self.caption_ids is not None and self.caption_p:
             texts = augment_captions(texts, self.caption_p, self.caption_ids, rng)
         if self.mixing is None and not self.with_token_seeds:
             return images, texts
@@ -179,11 +189,12 @@ def batch_augmentation(args: argparse.Namespace, tokenizer: Any) -> BatchAugment
         how = {name.removeprefix("mix_"): getattr(args, name) for name in MIXING}
         mixing = Mixing(args.mixup or 0.0, args.cutmix or 0.0, **{k: x for k, x in how.items() if x is not None})
     caption_ids = None
-    if args.caption_augment:
+    if args.caption_augment or args.caption_cut:
         try:
             caption_ids = TokenIds(**token_ids(tokenizer))
         except ValueError as error:
-            raise ValueError(f"--caption-augment cannot be used with {args.model}: {error}") from None
+            flag = "--caption-augment" if args.caption_augment else "--caption-cut"
+            raise ValueError(f"{flag} cannot be used with {args.model}: {error}") from None
     with_token_seeds = (args.pcmepp_cfg or {}).get("image_token_augment", 0) > 0
     if not (mixing or caption_ids or with_token_seeds):
         return None
@@ -191,6 +202,7 @@ def batch_augmentation(args: argparse.Namespace, tokenizer: Any) -> BatchAugment
         *(args.seed, args.rank, args.world_size, args.batch_size),
         mixing=mixing,
         caption_p=args.caption_augment or 0.0,
+        caption_cut=args.caption_cut or 0.0,
         caption_ids=caption_ids,
         with_token_seeds=with_token_seeds,
     )

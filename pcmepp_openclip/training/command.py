@@ -33,7 +33,7 @@ from ..system import files, network
 from ..system.processes import end_children
 from ..system.redact import redact_args
 from ..system.text import did_you_mean, flag_of
-from . import augment, finetuning, global_batch, push
+from . import augment, finetuning, global_batch, objective, push
 from .caching import cached_data
 from .coordination import EXIT_STOPPED, Stopped
 from .dry_run import dry_run
@@ -146,6 +146,7 @@ def own_parser() -> argparse.ArgumentParser:
         help="freeze the weights of both towers, and train changes of this rank to them (LoRA) in addition to the "
         "log-variance branch",
     )
+    objective.add_arguments(group)
     global_batch.add_arguments(parser)
     finetuning.add_arguments(parser)
     data.add_arguments(parser)
@@ -198,6 +199,7 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> tuple[argparse.Namespac
     # Before anything reads the batch size.
     rows = data.DataFlags.from_args(args).rows
     global_batch.resolve(args, flags.given(rest, "batch_size", "accum_freq"), multiple_of=rows)
+    objective.apply(args)
     args.pcmepp_cfg = merged_cfg(args)
     flags.check_for_lora(args)
     flags.check_for_chunked_clip_loss(args)
