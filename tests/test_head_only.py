@@ -225,7 +225,7 @@ def test_what_cannot_work_is_refused_in_one_sentence(run, tmp_path, more, words)
     assert code == 2 and len(lines) == 1 and words in lines[0]
 
 
-def test_the_objective_of_vagueness_is_a_word_for_its_flags(run, weights, tmp_path, data, capsys):
+def test_the_objective_of_vagueness_is_a_word_for_its_flags(run, weights, tmp_path, data, capfd):
     by_flags = ["--difficulty-weight", "1", "--match-weight", "0", "--vib-weight", "0", "--caption-cut", "0.5"]
     for name, more in {
         "word": ["--objective", "vagueness"],
@@ -237,7 +237,7 @@ def test_the_objective_of_vagueness_is_a_word_for_its_flags(run, weights, tmp_pa
     assert not moved(word, by_flags) and moved(word, uncut)
     assert moved(torch.load(weights, weights_only=True), word)
     argv = [word for word in flags(data, tmp_path, "--objective", "vagueness") if word != "--head-only"]
-    assert train.main(argv) == 2 and "add --head-only" in capsys.readouterr().err
+    assert train.main(argv) == 2 and "add --head-only" in capfd.readouterr().err
 
 
 def test_a_cache_needs_frozen_towers(data, tmp_path, capsys):
