@@ -254,9 +254,12 @@ def test_files_that_do_not_fit_are_one_sentence(place, tmp_path, capsys, no_repo
             "was fitted with a bank, and there is none: give it by --bank",
         ),
         (("--calibration", tmp_path / "variance.json"), "was fitted with variances, which the model does not have"),
+        (("--calibration", tmp_path / "variance.json"), "variance.json was fitted with another model", "PCMEpp-tiny"),
     ]
-    for flags, words in cases:
-        argv = arguments(place, tmp_path / "out", "--retrieval", place / "scenes", *flags, model="plain-tiny")
+    for flags, words, *model in cases:
+        argv = arguments(
+            place, tmp_path / "out", "--retrieval", place / "scenes", *flags, model=(*model, "plain-tiny")[0]
+        )
         assert cli.main(argv) == 2
         error = capsys.readouterr().err
         assert error.startswith("pcmepp eval: ") and error.count("\n") == 1 and words in error

@@ -1,6 +1,7 @@
 """`ImageTextModel` against open_clip's own calls, and against loops over pairs and references in fp64."""
 
 import copy
+import json
 import math
 import shutil
 
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from drawn_shards import SCENES, caption, draw
 from exported import add_bank, export_tiny, random_bank
 from helpers import make_model, plain_twin, run_code
+from safetensors.torch import load_file, save_file
 
 import pcmepp_openclip
 from pcmepp_openclip import Gaussian, ImageTextModel
@@ -290,6 +292,48 @@ def test_a_bank_that_is_refused(folders, tmp_path):
     (tmp_path / "damaged" / BANK_FILE).write_bytes(content)
     (tmp_path / "damaged" / CALIBRATION_FILE).write_text("{}")
     refused(None, "is not a calibration", f"local-dir:{tmp_path / 'damaged'}")
+
+
+CONFIGS = {  # which leave every tensor as it is
+    "activation": {"model_cfg": {"quick_gelu": True}},
+    "heads": {"model_cfg": {"vision_cfg": {"head_width": 16}}},
+    "eps": {"model_cfg": {"text_cfg": {"norm_kwargs": {"eps": 0.1}}}},
+    "mask": {"model_cfg": {"text_cfg": {"no_causal_mask": True}}},
+    "pool": {"model_cfg": {"vision_cfg": {"pool_type": "avg"}}},
+    "cleaning": {"model_cfg": {"text_cfg": {"tokenizer_kwargs": {"clean": "canonicalize"}}}},
+    "preprocessing": {"preprocess_cfg": {"mean": [0.5, 0.5, 0.5]}},
+}
+
+
+def merged(config, changes):
+    return {
+        **config,
+        **{key: merged(config[key], x) if isinstance(x, dict) and key in config else x for key, x in changes.items()},
+    }
+
+
+@pytest.mark.parametrize("changes", CONFIGS.values(), ids=list(CONFIGS))
+def test_a_bank_and_a_calibration_are_refused_with_another_config(folders, tmp_path, changes):
+    for name in ("plain-bank", "pcmepp-variance"):
+        folder = shutil.copytree(folders / name, tmp_path / name)
+        path = folder / "open_clip_config.json"
+        path.write_text(json.dumps(merged(json.loads(path.read_text()), changes)))
+        with pytest.raises(ValueError, match="was made for a different model"):
+            ImageTextModel(f"local-dir:{folder}")
+    (folder / BANK_FILE).unlink()
+    with pytest.raises(ValueError, match="was fitted with another model: run `pcmepp calibrate` again"):
+        ImageTextModel(f"local-dir:{folder}").match_probability(IMAGES, TEXTS)
+
+
+def test_a_calibration_by_the_variance_is_refused_with_other_log_variances(folders, tmp_path):
+    folder = shutil.copytree(folders / "pcmepp-variance", tmp_path / "model")
+    weights = load_file(folder / "open_clip_model.safetensors")
+    weights["visual.uncertainty_bias"] += 1
+    save_file(weights, folder / "open_clip_model.safetensors", {"format": "pt"})
+    model = ImageTextModel(f"local-dir:{folder}")
+    assert len(model.bank) == 12  # which depends on the means alone
+    with pytest.raises(ValueError, match="was fitted with another model: run `pcmepp calibrate` again"):
+        model.match_probability(IMAGES, TEXTS)
 
 
 def test_the_fingerprint_is_that_of_the_means(tmp_path):
