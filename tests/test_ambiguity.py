@@ -1,13 +1,15 @@
 """The bank and the calibration of pairs against loops over queries and references, in fp64."""
 
+import json
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 
 from pcmepp_openclip import DISTANCES, Gaussian
-from pcmepp_openclip.ambiguity import Bank, BankEntailment, Calibration, HubnessCorrected, bank, calibration
+from pcmepp_openclip.ambiguity import Bank, BankEntailment, Calibration, HubnessCorrected, bank, calibration, store
 
 SCALE = 12.0
 
@@ -16,9 +18,9 @@ def embeddings(samples, seed, dims=8):
     return F.normalize(torch.randn(samples, dims, generator=torch.Generator().manual_seed(seed)), dim=-1)
 
 
-def paired(samples=40, seed=0, noise=0.4):
-    images = embeddings(samples, seed)
-    return images, F.normalize(images + noise * embeddings(samples, seed + 100), dim=-1)
+def paired(samples=40, seed=0, noise=0.4, dims=8):
+    images = embeddings(samples, seed, dims)
+    return images, F.normalize(images + noise * embeddings(samples, seed + 100, dims), dim=-1)
 
 
 def slow_entropy(query, references, others, order, own_pairs):
@@ -119,8 +121,79 @@ def test_bad_banks():
     for wrong in ((images, texts[:5]), (images[:1], texts[:1]), (images[0], texts[0])):
         with pytest.raises(ValueError, match="needs at least two pairs"):
             Bank(*wrong, SCALE)
-    with pytest.raises(ValueError, match="positive scale and order"):
-        Bank(images, texts, math.nan)
+    for scale, order in ((math.nan, 1), (1e39, 1), (0, 1), (SCALE, math.inf), (SCALE, 0), (SCALE, 1e9)):
+        with pytest.raises(ValueError, match=r"needs (a scale|an order) between .* not"):
+            Bank(images, texts, scale, order)
+
+
+@pytest.mark.parametrize("order", [1 + 1e-10, 1 - 1e-10, 1 + 1e-6, 0.999, 1.05, 0.91, 1.11, 0.01, 100])
+def test_orders_near_one_and_far_from_it(order):
+    logits = torch.cat([20 * torch.randn(20, 30, generator=torch.Generator().manual_seed(0)), torch.zeros(1, 30)])
+    logits[0, 3] = -torch.inf
+    logits[1] = torch.linspace(-20000, 0, 30)
+    log_p = logits.double().log_softmax(dim=1)
+    shannon = torch.special.entr(log_p.exp()).sum(dim=1)
+    expected = shannon if abs(order - 1) < 1e-8 else (order * log_p).logsumexp(dim=1) / (1 - order)
+    torch.testing.assert_close(bank.renyi_entropy(logits, order).double(), expected, rtol=1e-4, atol=1e-5)
+
+
+# --- Files -------------------------------------------------------------------------------------------------
+
+
+def write_bank(path, images=None, texts=None, **about):
+    """A file with a good digest, whatever it holds."""
+    images, texts = (x.half() for x in (paired(3) if images is None else (images, texts)))
+    about = {"format": store.FORMAT, "fingerprint": "a", "scale": "12.0", "order": "1.0", **about}
+    tensors = {"images": images, "texts": texts}
+    save_file(tensors, path, {**about, "sha256": store.fingerprint_of(tensors, about)})
+    return path
+
+
+def test_no_flipped_bit_of_a_bank_is_overlooked(tmp_path):
+    path = tmp_path / "bank.safetensors"
+    store.save_bank(Bank(*paired(2, dims=4), SCALE), path, "a")
+    good, overlooked = path.read_bytes(), []
+    assert len(store.load_bank(path, "a", SCALE, 4)) == 2
+    for place in range(8 * len(good)):
+        damaged = bytearray(good)
+        damaged[place // 8] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        try:
+            store.load_bank(path)
+            overlooked.append(place)
+        except ValueError as error:
+            assert str(path) in str(error) and "\n" not in str(error)
+    assert overlooked == []
+
+
+BAD_FILES = {
+    "empty": ({"images": torch.zeros(0, 8), "texts": torch.zeros(0, 8)}, "needs at least two pairs"),
+    "no width": ({"images": torch.zeros(3, 0), "texts": torch.zeros(3, 0)}, "not vectors of length 1"),
+    "one row": ({"images": torch.ones(1), "texts": torch.ones(1)}, "not vectors of length 1"),
+    "scale": ({"scale": "1e39"}, "needs a scale between"),
+    "order": ({"order": "nan"}, "needs an order between"),
+    "no number": ({"order": "one"}, "could not convert"),
+    "width": ({"images": paired(3, dims=6)[0], "texts": paired(3, dims=6)[1]}, "for a different model"),
+    "the model's scale": ({"scale": "13.0"}, "for a different model"),
+    "weights": ({"fingerprint": "b"}, "for a different model"),
+    "older": ({"format": "pcmepp-bank-1"}, "is older than this version of the package. Run `pcmepp bank`"),
+}
+
+
+@pytest.mark.parametrize("changes, words", BAD_FILES.values(), ids=list(BAD_FILES))
+def test_files_that_are_no_bank_of_the_model(tmp_path, changes, words):
+    path = write_bank(tmp_path / "bank.safetensors", **changes)
+    with pytest.raises(ValueError, match=words) as error:
+        store.load_bank(path, "a", SCALE, 8)
+    assert str(error.value).startswith(f"{path} ") and "pcmepp bank" in str(error.value)
+
+
+@pytest.mark.parametrize("number", ["9" * 400, "1e300", "-1e10", "NaN", "true"])
+def test_a_calibration_with_a_number_beyond_all_bounds(tmp_path, number):
+    block = json.dumps(Calibration("bank", 1, 1, 1, 0.5, 10, 0.1).as_json())
+    (tmp_path / "calibration.json").write_text(block.replace("0.5", number))
+    with pytest.raises(ValueError, match=r"calibration\.json is not a calibration: .*numbers must be finite"):
+        store.load_calibration(tmp_path)
 
 
 def pairs_of(samples, seed):

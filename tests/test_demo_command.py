@@ -69,7 +69,7 @@ def test_the_exported_folder_is_the_trained_model_of_the_first_seed_with_its_ban
     assert isinstance(model, pp.PCMEppCLIP) and model.pcmepp_cfg.match_logit == "tied"
     trained = torch.load(out / "seed-3/run/checkpoints/epoch_1.pt", weights_only=True)["state_dict"]
     assert all(torch.equal(value, trained[name]) for name, value in model.state_dict().items())
-    bank = load_bank(out / "model/bank.safetensors", bank_fingerprint(model))
+    bank = load_bank(out / "model/bank.safetensors", bank_fingerprint(model, open_clip.get_tokenizer("PCMEpp-tiny")))
     assert len(bank) == 200 and bank.scale == pytest.approx(model.logit_scale.exp().item())
     with tarfile.open(out / "data/train/00000.tar") as tar:
         image, text = (tar.extractfile(f"000007.{suffix}") for suffix in ("png", "txt"))
@@ -82,13 +82,13 @@ def test_the_exported_folder_is_the_trained_model_of_the_first_seed_with_its_ban
 
 def test_a_bank_fits_the_same_means_with_other_variances(tiny):
     """What it is named by is what the means depend on."""
-    before = bank_fingerprint(tiny)
+    before = bank_fingerprint(tiny, open_clip.tokenize)
     with torch.no_grad():
         tiny.visual.uncertainty_proj.add_(1)
-    assert bank_fingerprint(tiny) == before
+    assert bank_fingerprint(tiny, open_clip.tokenize) == before
     with torch.no_grad():
         tiny.visual.proj.add_(1)
-    assert bank_fingerprint(tiny) != before
+    assert bank_fingerprint(tiny, open_clip.tokenize) != before
 
 
 def test_the_report_says_what_was_reached(runs):

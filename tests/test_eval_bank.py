@@ -1,6 +1,8 @@
 """`pcmepp eval` with a bank of reference pairs and a calibration: any CLIP, wrong files, files beside the weights."""
 
+import dataclasses
 import json
+import shutil
 
 import open_clip
 import pytest
@@ -13,16 +15,24 @@ from sklearn.metrics import roc_auc_score
 
 from pcmepp_openclip import DISTANCES, Gaussian, cli
 from pcmepp_openclip.ambiguity import Bank, BankEntailment, Calibration, HubnessCorrected
-from pcmepp_openclip.ambiguity.store import BANK_FILE, CALIBRATION_FILE, load_bank, save_bank, save_calibration
+from pcmepp_openclip.ambiguity.store import (
+    BANK_FILE,
+    CALIBRATION_FILE,
+    load_bank,
+    load_calibration,
+    save_bank,
+    save_calibration,
+)
 from pcmepp_openclip.distances import Entailment, by_name
 from pcmepp_openclip.evaluation import chunks, coco, pairs, retrieval, uncertainty
+from pcmepp_openclip.evaluation.loading import load_model
 from pcmepp_openclip.evaluation.metric import as_dict
 from pcmepp_openclip.models.export import export_model
 from pcmepp_openclip.models.fingerprint import bank_fingerprint
 from pcmepp_openclip.reports import report
 
 SCENES = ALL_SCENES[:48]
-CALIBRATION = Calibration("bank", 0.9, 0.4, 0.6, -1.0, 50, 0.01)
+FITTED = Calibration("bank", 0.9, 0.4, 0.6, -1.0, 50, 0.01)
 
 
 @pytest.fixture
@@ -45,8 +55,10 @@ def place(tmp_path_factory):
     g = torch.Generator().manual_seed(0)
     images, texts = (F.normalize(torch.randn(60, model.embed_dim, generator=g), dim=-1) for _ in range(2))
     scale = model.logit_scale.exp().item()
-    save_bank(Bank(images, F.normalize(images + texts, dim=-1), scale), folder / BANK_FILE, bank_fingerprint(model))
-    save_calibration(CALIBRATION, folder / CALIBRATION_FILE)
+    loaded = load_model("PCMEpp-tiny", str(folder / "PCMEpp-tiny.pt"))
+    save_bank(Bank(images, F.normalize(images + texts, dim=-1), scale), folder / BANK_FILE, loaded.bank_fingerprint)
+    source = loaded.source_of(loaded.load_bank(folder))
+    save_calibration(dataclasses.replace(FITTED, source=source), folder / CALIBRATION_FILE)
     return folder
 
 
@@ -159,11 +171,12 @@ def test_the_probability_of_a_pair(place, found):
     bank, got = load_bank(place / BANK_FILE), results["retrieval"]["scenes"]
     images, texts = both_sides(out)
     own = [i for i in range(48) for _ in range(3)]
-    expected = pairs.reliabilities(CALIBRATION, images, texts, own, bank.scale, bank)
+    calibration = load_calibration(place)
+    expected = pairs.reliabilities(calibration, images, texts, own, bank.scale, bank)
     for score, (curve, error) in expected.items():
         assert got["metrics"][f"pairs/{score}/match_ECE"] == pytest.approx(error, abs=1e-6)
         assert [tuple(point) for point in got["pairs"][score]] == [pytest.approx(point) for point in curve]
-    assert results["calibration"] == CALIBRATION.as_json() and results["bank"] == {"pairs": 60, "order": 1.0}
+    assert results["calibration"] == calibration.as_json() and results["bank"] == {"pairs": 60, "order": 1.0}
 
 
 def test_the_report_shows_it(found):
@@ -201,8 +214,7 @@ def test_what_lies_beside_the_weights_is_used(place, tmp_path, no_report):
     model = make_model("PCMEpp-tiny")
     model.fresh_logvar = False
     export_model(model, tmp_path / "model", "PCMEpp-tiny")
-    loaded = open_clip.create_model(f"local-dir:{tmp_path / 'model'}")
-    save_bank(load_bank(place / BANK_FILE), tmp_path / "model" / BANK_FILE, bank_fingerprint(loaded))
+    shutil.copy(place / BANK_FILE, tmp_path / "model")
     argv = ["eval", "--model", f"local-dir:{tmp_path / 'model'}", "--retrieval", place / "scenes", "--workers", "0"]
     with_calibration = []
     for i in range(2):
@@ -210,27 +222,27 @@ def test_what_lies_beside_the_weights_is_used(place, tmp_path, no_report):
         results = json.loads((tmp_path / f"out{i}/results.json").read_text())
         assert results["bank"]["pairs"] == 60 and "bank/image_to_text_R@1" in results["retrieval"]["scenes"]["metrics"]
         with_calibration.append("pairs/calibrated_bank/match_ECE" in results["retrieval"]["scenes"]["metrics"])
-        save_calibration(CALIBRATION, tmp_path / "model" / CALIBRATION_FILE)
+        shutil.copy(place / CALIBRATION_FILE, tmp_path / "model")
     assert with_calibration == [False, True]
 
 
 def test_a_bank_belongs_to_the_means():
     """The plain twin and another log-variance branch share it; other means do not."""
     model = make_model("PCMEpp-tiny")
-    own = bank_fingerprint(model)
+    own = bank_fingerprint(model, open_clip.tokenize)
     with torch.no_grad():
         model.shift += 1
-    assert bank_fingerprint(model) == own == bank_fingerprint(plain_twin(model, "PCMEpp-tiny"))
+    twin = plain_twin(model, "PCMEpp-tiny")
+    assert bank_fingerprint(model, open_clip.tokenize) == own == bank_fingerprint(twin, open_clip.tokenize)
     with torch.no_grad():
         model.text_projection += 1e-3
-    assert bank_fingerprint(model) != own
+    assert bank_fingerprint(model, open_clip.tokenize) != own
 
 
 def test_files_that_do_not_fit_are_one_sentence(place, tmp_path, capsys, no_report):
-    other = make_model("PCMEpp-tiny", seed=1)
-    save_bank(load_bank(place / BANK_FILE), tmp_path / "other.safetensors", bank_fingerprint(other))
+    save_bank(load_bank(place / BANK_FILE), tmp_path / "other.safetensors", 64 * "0")
     (tmp_path / "text.json").write_text("{}")
-    save_calibration(CALIBRATION, tmp_path / "bank.json")
+    shutil.copy(place / CALIBRATION_FILE, tmp_path / "bank.json")
     save_calibration(Calibration("variance", 1.0, 1.0, 1.0, 0.0, 9, 0.1), tmp_path / "variance.json")
     cases = [
         (("--bank", tmp_path / "other.safetensors"), "was made for a different model"),
@@ -241,10 +253,13 @@ def test_files_that_do_not_fit_are_one_sentence(place, tmp_path, capsys, no_repo
             ("--calibration", tmp_path / "bank.json"),
             "was fitted with a bank, and there is none: give it by --bank",
         ),
-        (("--calibration", tmp_path / "variance.json"), "was fitted with variances, which plain-tiny does not have"),
+        (("--calibration", tmp_path / "variance.json"), "was fitted with variances, which the model does not have"),
+        (("--calibration", tmp_path / "variance.json"), "variance.json was fitted with another model", "PCMEpp-tiny"),
     ]
-    for flags, words in cases:
-        argv = arguments(place, tmp_path / "out", "--retrieval", place / "scenes", *flags, model="plain-tiny")
+    for flags, words, *model in cases:
+        argv = arguments(
+            place, tmp_path / "out", "--retrieval", place / "scenes", *flags, model=(*model, "plain-tiny")[0]
+        )
         assert cli.main(argv) == 2
         error = capsys.readouterr().err
         assert error.startswith("pcmepp eval: ") and error.count("\n") == 1 and words in error

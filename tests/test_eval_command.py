@@ -216,6 +216,25 @@ def test_a_plain_clip_is_evaluated_by_the_mean(place, tmp_path, results, capsys)
         assert words in (tmp_path / model / "index.html").read_text()
 
 
+def test_results_are_there_only_when_all_else_is(place, tmp_path, monkeypatch, capsys):
+    """Log-variances of NaN are refused before anything is measured; results.json is the last file."""
+    state = make_model("PCMEpp-tiny").state_dict()
+    state["uncertainty_text_bias"].fill_(torch.nan)
+    torch.save(state, tmp_path / "nan.pt")
+    flags = ["--pretrained", str(tmp_path / "nan.pt"), "--retrieval", str(place / "scenes"), "--workers", "0"]
+    assert cli.main(["eval", "--model", "PCMEpp-tiny", "--out", str(tmp_path / "nan"), *flags]) == 2
+    assert "output is not finite" in capsys.readouterr().err
+    assert sorted(path.name for path in (tmp_path / "nan").iterdir()) == ["embeddings"]
+
+    def full_disk(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(report, "write_report", full_disk)
+    assert cli.main(["eval", *arguments(place, tmp_path / "full")]) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert (tmp_path / "full/metrics.csv").exists() and not (tmp_path / "full/results.json").exists()
+
+
 def test_an_image_folder_of_classes(place, tmp_path, results, no_report):
     for split, start in (("test", 0), ("val", 1)):
         for i, scene in enumerate(ALL_SCENES[start::2]):

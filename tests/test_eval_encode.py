@@ -33,6 +33,41 @@ def parts():
     return make_model("PCMEpp-tiny"), preprocess, open_clip.get_tokenizer("PCMEpp-tiny")
 
 
+CONFIGS = {  # which leave every tensor as it is
+    "activation": {"quick_gelu": True},
+    "its form": {"text_cfg": {"act_kwargs": {"approximate": "tanh"}}},
+    "eps": {"vision_cfg": {"norm_kwargs": {"eps": 0.1}}},
+    "mask": {"text_cfg": {"no_causal_mask": True}},
+    "pool": {"vision_cfg": {"pool_type": "avg"}},
+    "pooled token": {"text_cfg": {"pool_type": "first"}},
+    "heads": {"text_cfg": {"heads": 4}},
+    "cleaning": {"text_cfg": {"tokenizer_kwargs": {"clean": "canonicalize"}}},
+}
+
+
+@pytest.mark.parametrize("changes", CONFIGS.values(), ids=list(CONFIGS))
+def test_another_config_of_the_same_weights_is_encoded_anew(parts, places, tmp_path, changes):
+    import open_clip
+
+    config = open_clip.get_model_config("PCMEpp-tiny")
+    blocks = {key: {**config[key], **value} if isinstance(value, dict) else value for key, value in changes.items()}
+    other = open_clip.create_model("PCMEpp-tiny", **blocks)
+    other.load_state_dict(parts[0].state_dict())
+    cleaning = blocks.get("text_cfg", {}).get("tokenizer_kwargs", {})
+    tokenizer = open_clip.tokenizer.SimpleTokenizer(context_length=32, **cleaning)
+    before, again, expected = (
+        (encoder.images(places[:4]), encoder.texts(["A dog, and a cat.", "a red_circle"]))
+        for encoder in (
+            make_encoder(parts, tmp_path / "embeddings"),
+            make_encoder((other, parts[1], tokenizer), tmp_path / "embeddings"),
+            make_encoder((other, parts[1], tokenizer), tmp_path / "other"),
+        )
+    )
+    assert not all(torch.equal(one.mean, two.mean) for one, two in zip(before, expected, strict=True))
+    for got, right in zip(again, expected, strict=True):
+        assert torch.equal(got.mean, right.mean) and torch.equal(got.logvar, right.logvar)
+
+
 @pytest.fixture
 def places(tmp_path):
     write_tar(tmp_path / "0.tar", [{"png": png(scene), "txt": "x"} for scene in SCENES[:COUNT]])
@@ -141,6 +176,7 @@ def test_one_copy_per_chunk(encoder, places, monkeypatch):
         stock = getattr(torch.Tensor, name)
         monkeypatch.setattr(torch.Tensor, name, lambda *args, **kwargs: waits.append(name) or stock(*args, **kwargs))
 
+    assert encoder.fingerprint  # it reads the weights, once
     saved = {}
     monkeypatch.setattr(encode, "save_chunk", lambda path, rows: waits.append("saved") or saved.update({path: rows}))
     monkeypatch.setattr(encode, "load_chunk", lambda path, count: saved.get(path))
@@ -164,15 +200,16 @@ def test_pinned_memory_on_cuda_alone(places, parts, monkeypatch):
     assert [kwargs["pin_memory"] for kwargs in made] == [False, True, True]
 
 
-def test_values_that_are_not_finite(parts, places, tmp_path, monkeypatch):
+@pytest.mark.parametrize("part, value", [("mean", torch.nan), ("logvar", torch.nan), ("logvar", 100.0)])
+def test_values_that_are_not_finite(parts, places, tmp_path, monkeypatch, part, value):
     encoder = make_encoder(parts, tmp_path / "embeddings")
     stock = encode.gaussians
     calls = []
 
     def broken(*args):
         calls.append(0)
-        mean, logvar = stock(*args)
-        return encode.Gaussian(mean / 0 if len(calls) == 6 else mean, logvar)
+        found = stock(*args)
+        return found._replace(**{part: torch.full_like(found.mean, value)}) if len(calls) == 6 else found
 
     monkeypatch.setattr(encode, "gaussians", broken)
     with pytest.raises(ValueError, match="output is not finite: try --precision fp32"):

@@ -7,16 +7,16 @@ import open_clip
 import pytest
 import torch
 from drawn_shards import SCENES, draw
-from exported import add_bank, export_tiny, random_bank
+from exported import add_bank, add_calibration, export_tiny, random_bank
 from helpers import run_code
 
 from pcmepp_openclip import ImageTextModel, cli
 from pcmepp_openclip.ambiguity import Calibration
 from pcmepp_openclip.ambiguity.store import BANK_FILE, CALIBRATION_FILE, load_calibration, save_bank, save_calibration
+from pcmepp_openclip.evaluation.loading import load_model
 from pcmepp_openclip.hub.card import write_card
 from pcmepp_openclip.hub.facts import Facts
 from pcmepp_openclip.models.export import export_model
-from pcmepp_openclip.models.fingerprint import bank_fingerprint
 
 TEXTS = ["a dog", "a small black dog on a red sofa"]
 
@@ -80,9 +80,10 @@ def test_a_bank_that_the_hub_does_not_give_is_no_silent_change(guarded, push, tm
 
 
 def test_a_run_with_a_bank_and_a_calibration(guarded, push, trained, tmp_path):
-    model = open_clip.create_model("PCMEpp-tiny", pretrained=str(trained / "checkpoints/epoch_2.pt"))
-    save_bank(random_bank(model), tmp_path / "mine.safetensors", bank_fingerprint(model))
-    save_calibration(Calibration("bank", 1.25, 0.5, 0.75, -2.5, 1234, 0.0217), tmp_path / "mine.json")
+    loaded = load_model("PCMEpp-tiny", str(trained / "checkpoints/epoch_2.pt"))
+    save_bank(random_bank(loaded.model), tmp_path / "mine.safetensors", loaded.bank_fingerprint)
+    source = loaded.source_of(loaded.load_bank(tmp_path / "mine.safetensors"))
+    save_calibration(Calibration("bank", 1.25, 0.5, 0.75, -2.5, 1234, 0.0217, source), tmp_path / "mine.json")
     flags = ("--bank", tmp_path / "mine.safetensors", "--calibration", tmp_path / "mine.json")
     push(trained, "me/run-bank", *flags)
     assert {BANK_FILE, CALIBRATION_FILE} <= set(guarded.files("me/run-bank"))
@@ -118,7 +119,7 @@ def test_the_code_on_the_card_runs(guarded, push, tmp_path, monkeypatch, capsys)
 
 def test_a_calibration_by_the_variance_needs_no_bank(guarded, push, tmp_path):
     folder = export_tiny(tmp_path / "model")
-    save_calibration(Calibration("variance", 1, 1, 1, 0, 100, 0.1), folder / CALIBRATION_FILE)
+    add_calibration(folder, Calibration("variance", 1, 1, 1, 0, 100, 0.1))
     push(folder, "me/variance")
     assert "| estimator | variance |" in guarded.files("me/variance")["README.md"].decode()
     assert ImageTextModel("hf-hub:me/variance").match_probability([draw(*SCENES[0])], TEXTS).shape == (1, 2)
@@ -130,14 +131,14 @@ def test_what_is_not_pushed(guarded, push, tmp_path):
     good = (folder / BANK_FILE).read_bytes()
     (folder / BANK_FILE).write_bytes(good[:-100])
     assert f"{folder / BANK_FILE} is not a bank" in push(folder, "me/bad", code=2)
-    other = open_clip.create_model("PCMEpp-tiny")
-    save_bank(bank, tmp_path / "other.safetensors", bank_fingerprint(other))
+    save_bank(bank, tmp_path / "other.safetensors", load_model("PCMEpp-tiny").bank_fingerprint)
     words = push(folder, "me/bad", "--bank", tmp_path / "other.safetensors", code=2)
     assert f"{tmp_path / 'other.safetensors'} was made for a different model" in words
     (folder / BANK_FILE).unlink()
     assert "was fitted with a bank: push that too, by --bank FILE" in push(folder, "me/bad", code=2)
     (folder / BANK_FILE).write_bytes(good)
-    stale = dataclasses.replace(load_calibration(folder), bank="0" * 64)
+    fitted = load_calibration(folder)
+    stale = dataclasses.replace(fitted, source=fitted.source[:-64] + 64 * "0")
     save_calibration(stale, folder / CALIBRATION_FILE)
     words = push(folder, "me/bad", code=2)
     assert f"{folder / CALIBRATION_FILE} was fitted with another bank: run `pcmepp calibrate` again" in words

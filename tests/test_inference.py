@@ -1,6 +1,7 @@
 """`ImageTextModel` against open_clip's own calls, and against loops over pairs and references in fp64."""
 
-import dataclasses
+import copy
+import json
 import math
 import shutil
 
@@ -12,14 +13,15 @@ import torch.nn.functional as F
 from drawn_shards import SCENES, caption, draw
 from exported import add_bank, export_tiny, random_bank
 from helpers import make_model, plain_twin, run_code
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import pcmepp_openclip
 from pcmepp_openclip import Gaussian, ImageTextModel
 from pcmepp_openclip.ambiguity import Bank
-from pcmepp_openclip.ambiguity.store import BANK_FILE, CALIBRATION_FILE, bank_digest, save_bank
+from pcmepp_openclip.ambiguity.store import BANK_FILE, CALIBRATION_FILE, save_bank
+from pcmepp_openclip.evaluation.loading import load_model
 from pcmepp_openclip.inference import scores
-from pcmepp_openclip.models.fingerprint import bank_fingerprint, weights_fingerprint
+from pcmepp_openclip.models.fingerprint import bank_fingerprint
 
 IMAGES = [draw(*scene) for scene in SCENES[:5]]
 TEXTS = [*(caption(*scene) for scene in SCENES[:6]), "", "a photo of a dog " * 20]
@@ -268,7 +270,7 @@ def test_a_bank_by_its_file_or_its_folder(folders, models, tmp_path):
 
 def test_another_bank_goes_before_the_one_beside_the_weights(folders, models, tmp_path):
     other = random_bank(models["plain-bank"].model, size=5, seed=1)
-    save_bank(other, tmp_path / BANK_FILE, bank_fingerprint(models["plain-bank"].model))
+    save_bank(other, tmp_path / BANK_FILE, load_model(f"local-dir:{folders / 'plain-bank'}").bank_fingerprint)
     model = ImageTextModel(f"local-dir:{folders / 'plain-bank'}", bank=tmp_path)
     assert len(model.bank) == 5 and model.calibration is None  # the calibration was fitted to the other bank
 
@@ -292,23 +294,67 @@ def test_a_bank_that_is_refused(folders, tmp_path):
     refused(None, "is not a calibration", f"local-dir:{tmp_path / 'damaged'}")
 
 
+CONFIGS = {  # which leave every tensor as it is
+    "activation": {"model_cfg": {"quick_gelu": True}},
+    "heads": {"model_cfg": {"vision_cfg": {"head_width": 16}}},
+    "eps": {"model_cfg": {"text_cfg": {"norm_kwargs": {"eps": 0.1}}}},
+    "mask": {"model_cfg": {"text_cfg": {"no_causal_mask": True}}},
+    "pool": {"model_cfg": {"vision_cfg": {"pool_type": "avg"}}},
+    "cleaning": {"model_cfg": {"text_cfg": {"tokenizer_kwargs": {"clean": "canonicalize"}}}},
+    "preprocessing": {"preprocess_cfg": {"mean": [0.5, 0.5, 0.5]}},
+}
+
+
+def merged(config, changes):
+    return {
+        **config,
+        **{key: merged(config[key], x) if isinstance(x, dict) and key in config else x for key, x in changes.items()},
+    }
+
+
+@pytest.mark.parametrize("changes", CONFIGS.values(), ids=list(CONFIGS))
+def test_a_bank_and_a_calibration_are_refused_with_another_config(folders, tmp_path, changes):
+    for name in ("plain-bank", "pcmepp-variance"):
+        folder = shutil.copytree(folders / name, tmp_path / name)
+        path = folder / "open_clip_config.json"
+        path.write_text(json.dumps(merged(json.loads(path.read_text()), changes)))
+        with pytest.raises(ValueError, match="was made for a different model"):
+            ImageTextModel(f"local-dir:{folder}")
+    (folder / BANK_FILE).unlink()
+    with pytest.raises(ValueError, match="was fitted with another model: run `pcmepp calibrate` again"):
+        ImageTextModel(f"local-dir:{folder}").match_probability(IMAGES, TEXTS)
+
+
+def test_a_calibration_by_the_variance_is_refused_with_other_log_variances(folders, tmp_path):
+    folder = shutil.copytree(folders / "pcmepp-variance", tmp_path / "model")
+    weights = load_file(folder / "open_clip_model.safetensors")
+    weights["visual.uncertainty_bias"] += 1
+    save_file(weights, folder / "open_clip_model.safetensors", {"format": "pt"})
+    model = ImageTextModel(f"local-dir:{folder}")
+    assert len(model.bank) == 12  # which depends on the means alone
+    with pytest.raises(ValueError, match="was fitted with another model: run `pcmepp calibrate` again"):
+        model.match_probability(IMAGES, TEXTS)
+
+
 def test_the_fingerprint_is_that_of_the_means(tmp_path):
     model = make_model("PCMEpp-tiny")
-    name = bank_fingerprint(model)
-    assert bank_fingerprint(plain_twin(model, "PCMEpp-tiny")) == name
+    tokenizer = open_clip.get_tokenizer("PCMEpp-tiny")
+    name = bank_fingerprint(model, tokenizer)
+    assert bank_fingerprint(plain_twin(model, "PCMEpp-tiny"), tokenizer) == name
     with torch.no_grad():
         model.visual.uncertainty_proj.add_(1)
         model.shift.add_(1)
-    assert bank_fingerprint(model) == name
-    state = {key: x.half() for key, x in model.state_dict().items()}
-    assert weights_fingerprint(state) == weights_fingerprint({key: x.float() for key, x in state.items()}) != name
+    assert bank_fingerprint(model, tokenizer) == name
+    for probabilistic in (True, False):
+        folder = export_tiny(tmp_path / f"exported{probabilistic}", probabilistic)
+        assert load_model(f"local-dir:{folder}").bank_fingerprint == name
+    half = copy.deepcopy(model).half()
+    in_half = bank_fingerprint(half, tokenizer)
+    assert bank_fingerprint(half.float(), tokenizer) == in_half != name
     for key in ("visual.proj", "token_embedding.weight", "logit_scale"):
-        changed = {other: x.clone() for other, x in model.state_dict().items()}
-        changed[key].view(-1)[-1] += 1e-3
-        assert weights_fingerprint(changed) != name, key
-    folder = export_tiny(tmp_path / "exported")
-    assert weights_fingerprint(load_file(folder / "open_clip_model.safetensors")) == name
-    assert bank_fingerprint(open_clip.create_model(f"local-dir:{folder}")) == name
+        changed = copy.deepcopy(model)
+        changed.state_dict()[key].view(-1)[-1] += 1e-3
+        assert bank_fingerprint(changed, tokenizer) != name, key
 
 
 # --- The import --------------------------------------------------------------------------------------------
@@ -325,12 +371,11 @@ def test_the_class_is_imported_when_it_is_asked_for():
 
 def test_a_calibration_is_refused_with_another_bank(models):
     model = models["pcmepp-bank"]
-    own, calibration = model.bank, model.calibration
+    own = model.bank
     try:
-        model.calibration = dataclasses.replace(calibration, bank=bank_digest(own))
         assert model.match_probability(IMAGES, TEXTS).shape == (5, 8)
         model.bank = Bank(own.images_BD[:-1], own.texts_BD[:-1], own.scale)
         with pytest.raises(ValueError, match="was fitted with another bank: run `pcmepp calibrate` again"):
             model.match_probability(IMAGES, TEXTS)
     finally:
-        model.bank, model.calibration = own, calibration
+        model.bank = own

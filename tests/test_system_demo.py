@@ -56,7 +56,7 @@ def test_the_exported_model_tells_vague_from_exact(demo):
     model = open_clip.create_model(f"local-dir:{demo / 'model'}").eval()
     assert isinstance(model, pp.PCMEppCLIP)
     tokenizer = open_clip.get_tokenizer(f"local-dir:{demo / 'model'}")
-    bank = load_bank(demo / "model" / BANK_FILE, bank_fingerprint(model))
+    bank = load_bank(demo / "model" / BANK_FILE, bank_fingerprint(model, tokenizer))
     with torch.inference_mode():
         texts = model.encode_text_gaussian(tokenizer(["a shape", "a small red circle left of a large blue square"]))
     for vague, exact in (texts.uncertainty.tolist(), bank.share(texts.mean, "texts").tolist()):

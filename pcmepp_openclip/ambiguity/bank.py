@@ -32,6 +32,9 @@ IMAGES, TEXTS = "images", "texts"
 OTHER = {IMAGES: TEXTS, TEXTS: IMAGES}
 ORDER = 1.0
 HUBNESS_WEIGHT = 0.5
+ORDERS = (0.01, 100.0)  # the least and the greatest
+SCALES = (1e-3, 1e4)
+NEAR_ONE = 0.1
 CHUNK = 10_000_000  # elements of a matrix held at a time
 
 
@@ -40,6 +43,9 @@ def renyi_entropy(logits_NM: Tensor, order: float = ORDER) -> Tensor:
     log_p_NM = logits_NM.log_softmax(dim=1)
     if order == 1:
         return torch.special.entr(log_p_NM.exp()).sum(dim=1)
+    if abs(order - 1) < NEAR_ONE:  # sum_j p_j^k = 1 + sum_j p_j (p_j^(k-1) - 1), without rounding to 1
+        powers_NM = ((order - 1) * log_p_NM.clamp(min=-100)).expm1()  # exp(-100) is too small to count
+        return (log_p_NM.exp() * powers_NM).sum(dim=1).log1p() / (1 - order)
     return (order * log_p_NM).logsumexp(dim=1) / (1 - order)
 
 
@@ -69,8 +75,9 @@ class Bank:
                 "A bank needs at least two pairs: image and text embeddings of the same shape [B, D]; "
                 f"got {list(images.shape)} and {list(texts.shape)}."
             )
-        if not (math.isfinite(self.scale) and self.scale > 0 and math.isfinite(self.order) and self.order > 0):
-            raise ValueError(f"A bank needs a positive scale and order, not {self.scale} and {self.order}.")
+        for name, value, (least, most) in (("a scale", self.scale, SCALES), ("an order", self.order, ORDERS)):
+            if not least <= value <= most:
+                raise ValueError(f"A bank needs {name} between {least:g} and {most:g}, not {value}.")
 
     def __len__(self) -> int:
         return len(self.images_BD)

@@ -23,6 +23,7 @@ from .bank import IMAGES, TEXTS, Bank
 
 ESTIMATORS = ("bank", "variance")
 STEPS, RIDGE = 50, 1e-6
+LARGEST = 1e9  # of a calibration's numbers
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ class Calibration:
         scale, image_weight, text_weight, shift: the scalars.
         pairs: how many held-out pairs they were fitted to.
         error: the expected calibration error at a prior of 1/2 on the half of the pairs that was not fitted to.
-        bank: the digest of the bank that the offsets come from, see `store.bank_digest`; empty for the variance,
-            and where it is not known.
+        source: the model, and the bank where the offsets come from one, that the scalars hold for, see
+            `store.source_of`; empty before they are saved.
     """
 
     estimator: str
@@ -45,16 +46,16 @@ class Calibration:
     shift: float
     pairs: int
     error: float
-    bank: str = ""
+    source: str = ""
 
     def __post_init__(self) -> None:
         if self.estimator not in ESTIMATORS:
             raise ValueError(f"A calibration's estimator must be one of {', '.join(ESTIMATORS)}.")
-        if not isinstance(self.bank, str):
-            raise ValueError("A calibration's bank must be a digest.")
+        if not isinstance(self.source, str):
+            raise ValueError("A calibration's source must be a fingerprint.")
         numbers = [self.scale, self.image_weight, self.text_weight, self.shift, self.pairs, self.error]
-        if any(isinstance(x, bool) or not isinstance(x, (int, float)) or not math.isfinite(x) for x in numbers):
-            raise ValueError("A calibration's numbers must be finite.")
+        if any(isinstance(x, bool) or not isinstance(x, (int, float)) or not abs(x) <= LARGEST for x in numbers):
+            raise ValueError(f"A calibration's numbers must be finite, and at most {LARGEST:g}.")
 
     def logits(self, logit_NM: Tensor, image_N: Tensor, text_M: Tensor, prior: float = 0.5) -> Tensor:
         """The log-odds that image i and caption j are a pair, [N, M].

@@ -1,10 +1,12 @@
 """A bank and a calibration on disk, beside the weights of their model.
 
-bank.safetensors    images, texts: fp16 [B, D]; in its metadata the scale, the order and the fingerprint of the model
-calibration.json    the scalars of a `Calibration`
+bank.safetensors    images, texts: fp16 [B, D]; in its metadata the scale, the order, the fingerprint of the model and
+                    a digest of all of these
+calibration.json    the scalars of a `Calibration`, and what they hold for
 """
 
 import json
+import math
 from pathlib import Path
 
 import torch.nn.functional as F
@@ -17,61 +19,71 @@ from .calibration import Calibration
 
 BANK_FILE = "bank.safetensors"
 CALIBRATION_FILE = "calibration.json"
-FORMAT = "pcmepp-bank-1"
+FORMAT, OLDER_FORMATS = "pcmepp-bank-2", ("pcmepp-bank-1",)
 
 
 def save_bank(bank: Bank, path: Path, fingerprint: str) -> None:
-    """`fingerprint`: of the weights that made the embeddings, see `models.fingerprint`."""
+    """`fingerprint`: of the model that made the embeddings, see `models.fingerprint.bank_fingerprint`."""
     tensors = {"images": bank.images_BD.half().contiguous(), "texts": bank.texts_BD.half().contiguous()}
-    numbers = {"scale": repr(bank.scale), "order": repr(bank.order)}
-    save_tensors(tensors, path, {"format": FORMAT, "fingerprint": fingerprint, **numbers})
+    about = {"format": FORMAT, "fingerprint": fingerprint, "scale": repr(bank.scale), "order": repr(bank.order)}
+    save_tensors(tensors, path, {**about, "sha256": fingerprint_of(tensors, about)})
 
 
-def load_bank(path: Path, fingerprint: str | None = None) -> Bank:
+def load_bank(
+    path: Path, fingerprint: str | None = None, scale: float | None = None, embed_dim: int | None = None
+) -> Bank:
     """The bank of a file, which may be anyone's: no code is run, and what is no bank is a ValueError.
 
     Arguments:
         path: the file, or the folder that holds it under its usual name.
-        fingerprint: of the model that it is to be used with; a bank of other weights is refused.
+        fingerprint, scale, embed_dim: of the model that it is to be used with; the bank of another model is refused.
     """
     path = path / BANK_FILE if path.is_dir() else path
     try:
         with safe_open(path, "pt") as file:
             about = file.metadata() or {}
-            images, texts = (file.get_tensor(name) for name in ("images", "texts"))
-        if about.get("format") != FORMAT:
-            raise ValueError("its metadata name another format")
-        scale, order = (float(about[name]) for name in ("scale", "order"))
+            if about.get("format") in OLDER_FORMATS:
+                raise ValueError("its format is older than this version of the package")
+            tensors = {name: file.get_tensor(name) for name in ("images", "texts")}
+        if about.pop("sha256", None) != fingerprint_of(tensors, about) or about.get("format") != FORMAT:
+            raise ValueError("it is damaged, by its digest")
+        images, texts = (tensor.float() for tensor in tensors.values())
+        for x in (images, texts):
+            if not (x.ndim == 2 and x.isfinite().all() and ((x.norm(dim=1) - 1).abs() < 1e-2).all()):
+                raise ValueError("its embeddings are not vectors of length 1")
+        own_scale, order = (float(about[name]) for name in ("scale", "order"))
+        bank = Bank(F.normalize(images, dim=1), F.normalize(texts, dim=1), own_scale, order)
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
-        raise ValueError(f"{path} is not a bank: {reason}. Run `pcmepp bank` to make one.") from None
-    if fingerprint is not None and about.get("fingerprint") != fingerprint:
+        raise ValueError(f"{path} is not a bank: {reason.rstrip('.')}. Run `pcmepp bank` to make one.") from None
+    same = fingerprint in (None, about.get("fingerprint")) and embed_dim in (None, images.shape[1])
+    if not same or not (scale is None or math.isclose(scale, own_scale, rel_tol=1e-4)):  # exp differs between devices
         raise ValueError(f"{path} was made for a different model: run `pcmepp bank` to make one for this model.")
-    images, texts = images.float(), texts.float()
-    for x in (images, texts):
-        if not (x.ndim == 2 and x.isfinite().all() and (x.norm(dim=1) - 1).abs().max() < 1e-2):
-            raise ValueError(f"{path} is not a bank: its embeddings are not vectors of length 1.")
-    return Bank(F.normalize(images, dim=1), F.normalize(texts, dim=1), scale, order)
+    return bank
 
 
-def bank_digest(bank: Bank) -> str:
-    """A name for a bank by its content, which a calibration that was fitted with it carries."""
-    tensors = {"images": bank.images_BD.half(), "texts": bank.texts_BD.half()}
-    return fingerprint_of(tensors, [bank.scale, bank.order])
-
-
-def check_calibration(calibration: Calibration, bank: Bank | None, where: str) -> None:
-    """ValueError where a calibration needs another bank than this one.
+def source_of(fingerprint: str, bank: Bank | None) -> str:
+    """What a calibration holds for: a model and, where its offsets come from one, a bank.
 
     Arguments:
+        fingerprint: of the model: by its means where there is a bank, else by its log-variances too.
+    """
+    if bank is None:
+        return fingerprint
+    tensors = {"images": bank.images_BD.half(), "texts": bank.texts_BD.half()}
+    return f"{fingerprint}/{fingerprint_of(tensors, [bank.scale, bank.order])}"
+
+
+def check_calibration(calibration: Calibration, fingerprint: str, bank: Bank | None, where: str) -> None:
+    """ValueError where a calibration was fitted with another model or bank than these.
+
+    Arguments:
+        fingerprint: see `source_of`.
         where: the calibration's file or model, for the message.
     """
-    if calibration.estimator != "bank":
-        return
-    if bank is None:
-        raise ValueError(f"The calibration of {where} was fitted with a bank, and there is none: give it by --bank.")
-    if calibration.bank and calibration.bank != bank_digest(bank):
-        raise ValueError(f"The calibration of {where} was fitted with another bank: run `pcmepp calibrate` again.")
+    if calibration.source != source_of(fingerprint, bank):
+        other = "bank" if calibration.source.startswith(f"{fingerprint}/") else "model"
+        raise ValueError(f"The calibration of {where} was fitted with another {other}: run `pcmepp calibrate` again.")
 
 
 def save_calibration(calibration: Calibration, path: Path) -> None:

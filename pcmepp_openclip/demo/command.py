@@ -76,6 +76,8 @@ def prepare(args: argparse.Namespace, seeds: Sequence[Seed]) -> None:
 def evaluate(args: argparse.Namespace, seeds: Sequence[Seed]) -> dict[int, dict[str, float]]:
     """Measure, and write demo.json; the figure, the report and the exported model are those of the first seed.
     Returns the numbers by seed."""
+    import open_clip
+
     from ..ambiguity.store import BANK_FILE, save_bank
     from ..models.export import export_model
     from ..models.fingerprint import bank_fingerprint
@@ -95,7 +97,8 @@ def evaluate(args: argparse.Namespace, seeds: Sequence[Seed]) -> dict[int, dict[
     plots.png(figure.draw(first), args.out / FIGURE, dpi=140)
     write_report(args.out / "report", first, list(runs.values()))
     export_model(first.model, args.out / "model", MODEL)
-    save_bank(first.bank, args.out / "model" / BANK_FILE, bank_fingerprint(first.model))
+    fingerprint = bank_fingerprint(first.model, open_clip.get_tokenizer(MODEL))
+    save_bank(first.bank, args.out / "model" / BANK_FILE, fingerprint)
     return runs
 
 

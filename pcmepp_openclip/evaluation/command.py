@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from ..ambiguity import Bank, Calibration
-from ..ambiguity.store import BANK_FILE, CALIBRATION_FILE, check_calibration, load_bank, load_calibration
+from ..ambiguity.store import BANK_FILE, CALIBRATION_FILE, load_calibration
 from ..data.arguments import share, whole_number
 from ..distances import DISTANCES, by_name
 from ..distances.approximate import load_faiss
 from ..host.repos import file_beside
-from ..models.fingerprint import bank_fingerprint
 from ..models.pcmepp import ProbabilisticModel
 from ..reports import report
 from ..system import files
@@ -32,7 +31,7 @@ from . import coco, pages, pictures, questions, tsne
 from .datasets import Captioned, Labelled, read_captioned, read_karpathy, read_labelled
 from .encode import Encoder, process_group
 from .hierarchies import Hierarchies, read_hierarcaps, read_himo
-from .loading import add_model_flags, load_model
+from .loading import LoadedModel, add_model_flags, load_model
 from .noisy_pairs import read_noisy_pairs
 from .recorded import other_noise, recorded_history
 from .tasks import TaskResult, evaluate_correspondence, evaluate_retrieval, evaluate_vagueness, evaluate_zeroshot
@@ -248,7 +247,7 @@ def load(args: argparse.Namespace) -> tuple[Encoder, list[str]]:
     loaded = load_model(args.model, args.pretrained, args.device)
     if args.distances and not loaded.probabilistic:
         raise ValueError(f"--distances needs trained log-variances, which {args.model} lacks: drop it.")
-    bank = _bank(args, loaded.model)
+    bank = _bank(args, loaded)
     by = "its means" if bank is None else "its means and its bank"
     notes = []
     if not args.pretrained and ":" not in args.model:
@@ -272,27 +271,23 @@ def load(args: argparse.Namespace) -> tuple[Encoder, list[str]]:
         workers=args.workers,
         upright=args.exif_orientation,
         bank=bank,
-        calibration=_calibration(args, bank, loaded.probabilistic),
+        calibration=_calibration(args, loaded, bank),
         also=args.distances,
     )
     return encoder, notes
 
 
-def _bank(args: argparse.Namespace, model: Any) -> Bank | None:
+def _bank(args: argparse.Namespace, loaded: LoadedModel) -> Bank | None:
     path = args.bank or _beside_weights(args, BANK_FILE)
-    return None if path is None else load_bank(path, bank_fingerprint(model))
+    return None if path is None else loaded.load_bank(path)
 
 
-def _calibration(args: argparse.Namespace, bank: Bank | None, probabilistic: bool) -> Calibration | None:
+def _calibration(args: argparse.Namespace, loaded: LoadedModel, bank: Bank | None) -> Calibration | None:
     path = args.calibration or _beside_weights(args, CALIBRATION_FILE)
     if path is None:
         return None
     calibration = load_calibration(path)
-    check_calibration(calibration, bank, str(path))
-    if calibration.estimator == "variance" and not probabilistic:
-        raise ValueError(
-            f"{path} was fitted with variances, which {args.model} does not have: fit one by `pcmepp calibrate`."
-        )
+    loaded.check_calibration(calibration, bank, str(path))
     return calibration
 
 
@@ -302,7 +297,7 @@ def _beside_weights(args: argparse.Namespace, name: str) -> Path | None:
 
 
 def write_results(args: argparse.Namespace, encoder: Encoder, results: list[TaskResult], notes: list[str]) -> None:
-    """results.json, metrics.csv, the tables on the terminal and the report."""
+    """metrics.csv, the tables on the terminal, the report and, when all else is there, results.json."""
     content: dict[str, Any] = {
         "pcmepp": __version__,
         "model": args.model,
@@ -318,7 +313,6 @@ def write_results(args: argparse.Namespace, encoder: Encoder, results: list[Task
     for result in results:
         content.setdefault(result.task, {})[result.name] = result.as_json()
     args.out.mkdir(parents=True, exist_ok=True)
-    files.write_whole(args.out / "results.json", lambda path: path.write_text(json.dumps(content, indent=1)))
     frame = pages.metric_frame(results)
     files.write_whole(args.out / "metrics.csv", lambda path: frame.to_csv(path, index=False))
     for result in results:
@@ -332,4 +326,5 @@ def write_results(args: argparse.Namespace, encoder: Encoder, results: list[Task
     sections += pictures.picture_sections(results, args.examples, args.tsne, args.tsne_seed)
     sections += pictures.training_section(recorded_history(args.pretrained))
     page = report.write_report(args.out, f"Evaluation of {name}", sections, lead)
+    files.write_whole(args.out / "results.json", lambda path: path.write_text(json.dumps(content, indent=1)))
     print(f"\n{args.out / 'results.json'}\n{args.out / 'metrics.csv'}\n{page}")

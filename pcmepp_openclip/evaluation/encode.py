@@ -6,6 +6,7 @@ same on any number of them; they must share the folder. A plain CLIP gives point
 
 import contextlib
 import datetime
+import functools
 import hashlib
 import os
 import sys
@@ -24,8 +25,9 @@ from ..ambiguity import Bank, BankEntailment, Calibration, HubnessCorrected
 from ..data.batches import cut_texts
 from ..distances import Distance, by_name
 from ..gaussian import Gaussian
+from ..models.fingerprint import model_fingerprint
 from ..models.pcmepp import ProbabilisticModel
-from ..system.tensors import fingerprint
+from ..system.version import __version__
 from .chunks import CHUNK, chunk_files, load_chunk, save_chunk
 from .columns import columns
 from .image_loader import ImageDataset, image_batches
@@ -62,9 +64,13 @@ class Encoder:
 
     def __post_init__(self) -> None:
         self.model.eval()
-        facts = [self.probabilistic, self.precision, repr(self.preprocess), type(self.tokenizer).__name__]
-        facts += ["upright"] * self.upright
-        self.fingerprint = fingerprint(self.model.state_dict(), facts)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A name for all that embeddings depend on but the images and texts themselves."""
+        facts: list[Any] = [model_fingerprint(self.model, self.tokenizer), repr(self.model), __version__]
+        facts += [self.probabilistic, self.precision, repr(self.preprocess), self.upright]
+        return hashlib.sha256(repr(facts).encode()).hexdigest()
 
     @property
     def scale(self) -> float:
@@ -190,6 +196,11 @@ def gaussians(model: Any, batch: Tensor, kind: str, probabilistic: bool) -> Gaus
     return Gaussian(mean.float(), logvar.float())
 
 
+def is_finite(found: Gaussian) -> bool:
+    """Whether all means and variances are finite; a log-variance may be -inf."""
+    return bool(found.mean.isfinite().all() & found.uncertainty.isfinite().all())
+
+
 @contextlib.contextmanager
 def process_group() -> Any:
     """The process group of a `torchrun`; only barriers need it, so gloo does on any device. Yields the rank."""
@@ -209,9 +220,10 @@ def process_group() -> Any:
 def _collected(parts: Sequence[Gaussian]) -> Gaussian:
     """The batches of a chunk on the CPU: one copy for all of them, which is the only wait for a GPU."""
     mean_ND, logvar_ND = torch.stack(_cat(parts)).cpu()
-    if not mean_ND.isfinite().all():
+    found = Gaussian(mean_ND, logvar_ND)
+    if not is_finite(found):
         raise ValueError("The model's output is not finite: try --precision fp32, or another checkpoint.")
-    return Gaussian(mean_ND, logvar_ND)
+    return found
 
 
 @contextlib.contextmanager

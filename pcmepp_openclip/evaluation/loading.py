@@ -1,15 +1,20 @@
 """A model by its name, with its preprocessing and tokenizer, for everything that only runs it."""
 
+import functools
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import open_clip
 import torch
 
+from ..ambiguity import Bank, Calibration, store
 from ..host import never_ask
 from ..host.data import bounded
+from ..models.fingerprint import bank_fingerprint, model_fingerprint
 from ..models.pcmepp import ProbabilisticModel
+from .encode import cosine_scale
 from .recorded import recorded_changes
 
 
@@ -29,6 +34,43 @@ class LoadedModel:
     tokenizer: Any
     probabilistic: bool
     device: str
+
+    @functools.cached_property
+    def bank_fingerprint(self) -> str:
+        return bank_fingerprint(self.model, self.tokenizer)
+
+    @functools.cached_property
+    def model_fingerprint(self) -> str:
+        return model_fingerprint(self.model, self.tokenizer)
+
+    def load_bank(self, path: Path) -> Bank:
+        """The bank of a file or folder; ValueError for one that is damaged, or of another model."""
+        scale, embed_dim = cosine_scale(self.model), self.model.built_from["embed_dim"]
+        return store.load_bank(path, self.bank_fingerprint, scale, embed_dim)
+
+    def source_of(self, bank: Bank | None) -> str:
+        """What a calibration that is fitted with this model, and with the bank or else the variances, holds for."""
+        return store.source_of(self.model_fingerprint if bank is None else self.bank_fingerprint, bank)
+
+    def check_calibration(self, calibration: Calibration, bank: Bank | None, where: str) -> None:
+        """ValueError where a calibration was fitted with another model or bank, or with what there is none of.
+
+        Arguments:
+            bank: the one to be used with it, if there is one.
+            where: the calibration's file or model, for the message.
+        """
+        if calibration.estimator == "variance":
+            if not self.probabilistic:
+                raise ValueError(
+                    f"The calibration of {where} was fitted with variances, which the model does not have: fit one by "
+                    "`pcmepp calibrate`."
+                )
+            return store.check_calibration(calibration, self.model_fingerprint, None, where)
+        if bank is None:
+            raise ValueError(
+                f"The calibration of {where} was fitted with a bank, and there is none: give it by --bank."
+            )
+        store.check_calibration(calibration, self.bank_fingerprint, bank, where)
 
 
 def add_model_flags(parser: Any) -> None:

@@ -123,14 +123,15 @@ def _dispatcher(seam: seams.Seam, model_class: type | None) -> type:
     class Dispatch(type):
         def __call__(cls, *args: Any, **kwargs: Any) -> nn.Module:
             LEDGER.enter(seam)
-            if "pcmepp_cfg" not in kwargs:
-                return stock(*args, **kwargs)
-            if model_class is None:
+            kind = model_class if "pcmepp_cfg" in kwargs else stock
+            if kind is None:
                 raise ValueError(
                     f"A PCME++ model cannot be a {stock.__name__}, which also learns to write captions: drop the "
                     "config's multimodal_cfg."
                 )
-            return model_class(*args, **kwargs)
+            model = kind(*args, **kwargs)
+            model.built_from = kwargs  # see `towers.config_in_use`
+            return model
 
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, stock)

@@ -12,13 +12,12 @@ from typing import Any
 
 import open_clip
 import torch
-from torch import Tensor
 
 from ..ambiguity import Calibration
-from ..ambiguity.store import BANK_FILE, CALIBRATION_FILE, check_calibration, load_bank, load_calibration
+from ..ambiguity.store import BANK_FILE, CALIBRATION_FILE, load_calibration
+from ..evaluation.loading import load_model
 from ..host import config_check, names, never_ask, repos, weights
 from ..models import export
-from ..models.fingerprint import weights_fingerprint
 from ..runs import checkpoints, record
 from . import card, figures
 from .facts import Facts
@@ -86,8 +85,8 @@ def _from_checkpoint(path: Path, request: PushRequest, run: Path | None, folder:
     config = _config(path, about, request.model, tensors)
     samples, epochs = record.count(training.get("samples_seen")), record.count(checkpoint.get("epoch"))
     logs = run / "checkpoints" if run else path.parent
-    folder.mkdir(parents=True, exist_ok=True)
-    bank_size, calibration = _stage_bank(request, folder, tensors)
+    export.write_folder(folder, tensors, config, tokenizer=_tokenizer(path, config))
+    bank_size, calibration = _stage_bank(request, folder)
     metrics, bins = _last(logs / record.RESULTS, epochs), _last(logs / record.UNCERTAINTY, epochs)
     if isinstance(checkpoint.get("metrics"), dict):  # averaged weights, of which the run's files do not tell
         metrics, bins = checkpoint["metrics"], {}
@@ -108,8 +107,7 @@ def _from_checkpoint(path: Path, request: PushRequest, run: Path | None, folder:
         bank_size=bank_size,
         calibration=calibration,
     )
-    tokenizer = _tokenizer(path, config)
-    export.write_folder(folder, tensors, config, card.write_card(folder, facts), tokenizer)
+    (folder / export.CARD).write_text(card.write_card(folder, facts), encoding="utf-8")
     if facts.step is None:
         return f"Weights of {path.name}"
     return f"Step {facts.step}: {epochs} {'epoch' if epochs == 1 else 'epochs'}, {samples} samples seen"
@@ -224,12 +222,12 @@ def _copy_local_dir(request: PushRequest, folder: Path) -> str:
         tensors = weights.read_state_dict(folder / repos.WEIGHTS_FILE)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{source} is not a folder that open_clip exports: {error}") from None
-    bank_size, calibration = _stage_bank(request, folder, tensors)
     text_cfg = config["model_cfg"]["text_cfg"]
     if text_cfg.get("hf_tokenizer_name"):
         repos.check_tokenizer(folder, str(source))
         text_cfg["hf_tokenizer_name"] = repos.OWN_TOKENIZER
         (folder / repos.CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    bank_size, calibration = _stage_bank(request, folder)
     if not (folder / export.CARD).exists():
         parameters = sum(tensor.numel() for tensor in tensors.values())
         facts = Facts(
@@ -239,11 +237,9 @@ def _copy_local_dir(request: PushRequest, folder: Path) -> str:
     return f"Weights of {source.resolve().name}"
 
 
-def _stage_bank(
-    request: PushRequest, folder: Path, tensors: dict[str, Tensor]
-) -> tuple[int | None, Calibration | None]:
-    """The size of the bank and the calibration, where there are such files to push, which must be sound and of these
-    weights."""
+def _stage_bank(request: PushRequest, folder: Path) -> tuple[int | None, Calibration | None]:
+    """The size of the bank and the calibration, where there are such files to push, which must be sound and of the
+    model in `folder`."""
     sources = {}
     for name, given in ((BANK_FILE, request.bank), (CALIBRATION_FILE, request.calibration)):
         if given is not None:
@@ -251,20 +247,22 @@ def _stage_bank(
         if (folder / name).exists():
             sources[name] = given or request.path / name
     bank = calibration = None
+    if not sources:
+        return None, None
     try:
+        loaded = load_model(f"local-dir:{folder}", device="cpu")
         if BANK_FILE in sources:
-            bank = load_bank(folder / BANK_FILE, weights_fingerprint(tensors))
+            bank = loaded.load_bank(folder / BANK_FILE)
         if CALIBRATION_FILE in sources:
             calibration = load_calibration(folder / CALIBRATION_FILE)
+            if calibration.estimator == "bank" and bank is None:
+                raise ValueError(f"{sources[CALIBRATION_FILE]} was fitted with a bank: push that too, by --bank FILE.")
+            loaded.check_calibration(calibration, bank, str(sources[CALIBRATION_FILE]))
     except ValueError as error:  # the user knows the files by their own names
         reason = str(error)
         for name, source in sources.items():
             reason = reason.replace(str(folder / name), str(source))
         raise ValueError(reason) from None
-    if calibration is not None and calibration.estimator == "bank" and bank is None:
-        raise ValueError(f"{sources[CALIBRATION_FILE]} was fitted with a bank: push that too, by --bank FILE.")
-    if calibration is not None:
-        check_calibration(calibration, bank, str(sources[CALIBRATION_FILE]))
     return None if bank is None else len(bank), calibration
 
 

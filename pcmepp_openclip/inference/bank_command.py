@@ -13,12 +13,11 @@ import torch
 
 from ..ambiguity import Bank
 from ..ambiguity.bank import TEXTS
-from ..ambiguity.store import BANK_FILE, CALIBRATION_FILE, load_bank, save_bank
+from ..ambiguity.store import BANK_FILE, CALIBRATION_FILE, save_bank
 from ..data.sources import shown
 from ..evaluation.datasets import read_captioned
 from ..evaluation.encode import cosine_scale
 from ..evaluation.loading import load_model
-from ..models.fingerprint import bank_fingerprint
 from . import pairs
 
 SIZE = 4096
@@ -35,9 +34,8 @@ def main(argv: list[str]) -> None:
     data = pairs.draw(data, args.size, args.seed, captions=1)
     loaded = load_model(args.model, args.pretrained, args.device)
     images, texts = pairs.encode(loaded, data, args, probabilistic=False)
-    name = bank_fingerprint(loaded.model)
-    save_bank(Bank(images.mean, texts.mean, cosine_scale(loaded.model)), path, name)
-    report(load_bank(path, name), data.captions, path)
+    save_bank(Bank(images.mean, texts.mean, cosine_scale(loaded.model)), path, loaded.bank_fingerprint)
+    report(loaded.load_bank(path), data.captions, path)
 
 
 def report(bank: Bank, captions: list[str], path: Path) -> None:

@@ -2,23 +2,21 @@
 
 from pathlib import Path
 
-from torch import nn
-
 from ..ambiguity import Bank, Calibration
-from ..ambiguity.store import BANK_FILE, CALIBRATION_FILE, load_bank, load_calibration
+from ..ambiguity.store import BANK_FILE, CALIBRATION_FILE, load_calibration
+from ..evaluation.loading import LoadedModel
 from ..host.repos import file_beside
-from ..models.fingerprint import bank_fingerprint
 
 
-def find_bank(model: nn.Module, name: str, place: str | Path | None = None) -> Bank | None:
-    """The bank of a model, or None. ValueError for a file that is no bank, and for the bank of other weights.
+def find_bank(loaded: LoadedModel, name: str, place: str | Path | None = None) -> Bank | None:
+    """The bank of a model, or None. ValueError for a file that is no bank, and for the bank of another model.
 
     Arguments:
         name: what the model was loaded by; for local-dir: and hf-hub:, its bank lies beside the weights.
         place: the file of a bank, or the folder of one, to be used in its place.
     """
     path = file_beside(name, BANK_FILE) if place is None else Path(place)
-    return None if path is None else load_bank(path, bank_fingerprint(model))
+    return None if path is None else loaded.load_bank(path)
 
 
 def find_calibration(name: str, place: str | Path | None = None) -> Calibration | None:

@@ -14,7 +14,7 @@ import torch
 
 from ..ambiguity import Bank, Calibration, calibration
 from ..ambiguity.calibration import ESTIMATORS
-from ..ambiguity.store import CALIBRATION_FILE, bank_digest, save_calibration
+from ..ambiguity.store import CALIBRATION_FILE, save_calibration
 from ..evaluation.datasets import read_captioned
 from ..evaluation.encode import cosine_scale
 from ..evaluation.loading import LoadedModel, load_model
@@ -35,9 +35,7 @@ def main(argv: list[str]) -> None:
     inputs = scores.calibration_inputs(images, texts, cosine_scale(loaded.model), bank)
     image_of_text = torch.tensor(data.image_of_caption)
     found = calibration.fit(*inputs, image_of_text, "variance" if bank is None else "bank")
-    if bank is not None:
-        found = dataclasses.replace(found, bank=bank_digest(bank))
-    save_calibration(found, path)
+    save_calibration(dataclasses.replace(found, source=loaded.source_of(bank)), path)
     print(summary(found, scores.error_of_a_shift(inputs[0], image_of_text), len(data.images)))
     print(path)
 
@@ -57,7 +55,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
 
 def chosen_bank(args: argparse.Namespace, loaded: LoadedModel) -> Bank | None:
     """The bank, or None to use the variances."""
-    bank = None if args.estimator == "variance" else find_bank(loaded.model, args.model, args.bank)
+    bank = None if args.estimator == "variance" else find_bank(loaded, args.model, args.bank)
     if bank is None and args.estimator == "bank":
         raise ValueError(f"--estimator bank: {args.model} has no bank beside its weights; give --bank FILE.")
     if bank is None and not loaded.probabilistic:

@@ -16,9 +16,8 @@ from torch import Tensor
 from ..ambiguity import Bank
 from ..ambiguity.bank import IMAGES, TEXTS
 from ..ambiguity.calibration import ESTIMATORS
-from ..ambiguity.store import check_calibration
 from ..distances import Entailment
-from ..evaluation.encode import cosine_scale, gaussians, tokenize
+from ..evaluation.encode import cosine_scale, gaussians, is_finite, tokenize
 from ..evaluation.loading import load_model
 from ..gaussian import Gaussian
 from ..models.pcmepp import ProbabilisticModel
@@ -65,11 +64,11 @@ class ImageTextModel:
     ):
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}.")
-        loaded = load_model(name, pretrained, device)
+        self._loaded = loaded = load_model(name, pretrained, device)
         self.name, self.device, self.batch_size = name, loaded.device, batch_size
         self.model, self.preprocess, self.tokenizer = loaded.model, loaded.preprocess, loaded.tokenizer
         self.probabilistic = loaded.probabilistic
-        found = find_bank(self.model, name, bank)
+        found = find_bank(loaded, name, bank)
         self.bank = None if found is None else found.to(self.device)
         self.calibration = find_calibration(name, bank)
 
@@ -169,13 +168,13 @@ class ImageTextModel:
                 f"{self.name} has no calibration.json beside its bank: run `pcmepp calibrate` to make one."
             )
         bank = self._bank(self.calibration.estimator)
-        check_calibration(self.calibration, bank, self.name)
+        self._loaded.check_calibration(self.calibration, bank, self.name)
         inputs = scores.calibration_inputs(self.encode_images(images), self.encode_texts(texts), self.scale, bank)
         return self.calibration.probability(*inputs, prior)
 
     def _encode(self, batch: Tensor, kind: str) -> Gaussian:
         found = gaussians(self.model, batch.to(self.device), kind, self.probabilistic)
-        if not found.mean.isfinite().all():
+        if not is_finite(found):
             raise ValueError(f"The output of {self.name} is not finite: its weights or its input are damaged.")
         return found
 

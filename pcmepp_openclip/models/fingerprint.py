@@ -1,25 +1,42 @@
-"""A name for the weights that the means of a model depend on."""
+"""Names for a model by what its embeddings depend on: its weights, its config in use and its token ids.
 
-from collections.abc import Mapping
+`bank_fingerprint` is the name by the means alone, and `model_fingerprint` by the log-variances too.
+"""
 
-from torch import Tensor, nn
+from typing import Any
 
+from torch import nn
+
+from ..host.towers import config_in_use
 from ..system.tensors import fingerprint
 from .lora import stock_state_dict
-from .pcmepp import is_gpo_mean, is_pcmepp_parameter
+from .pcmepp import ProbabilisticModel, is_gpo_mean, is_pcmepp_parameter
+
+PROBES = ["", "a photo of a dog", "  Zwölf  Boxkämpfer_&amp;amp; 1 x 2 = 2!\t<b>\ufb01n</b>", "dog " * 500]
+"""Texts whose token ids differ with the cleaning, the vocabulary and the context length of a tokenizer."""
 
 
-def bank_fingerprint(model: nn.Module) -> str:
+def bank_fingerprint(model: nn.Module, tokenizer: Any) -> str:
     """The fingerprint that a bank carries, and that the model must have which the bank is used with.
 
     A bank holds means alone, so PCME++'s own tensors do not count, except for GPO of the means: a plain model and a
-    probabilistic one of the same means share their banks, before and after the log-variances are trained. Whatever
-    builds, reads or pushes a bank calls this function, or `weights_fingerprint` of the file of the weights.
+    probabilistic one of the same means share their banks, before and after the log-variances are trained.
     """
-    return weights_fingerprint(stock_state_dict(model))
+    return _fingerprint(model, tokenizer, means_only=True)
 
 
-def weights_fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    """The same of a state dict. Half precision counts as the fp32 values that it is loaded to."""
-    own = {name: tensors[name] for name in sorted(tensors) if not is_pcmepp_parameter(name) or is_gpo_mean(name)}
-    return fingerprint({name: x.float() if x.is_floating_point() else x for name, x in own.items()}, "bank")
+def model_fingerprint(model: nn.Module, tokenizer: Any) -> str:
+    """The fingerprint of the means and the log-variances of a model."""
+    return _fingerprint(model, tokenizer, means_only=False)
+
+
+def _fingerprint(model: nn.Module, tokenizer: Any, means_only: bool) -> str:
+    facts = [config_in_use(model), tokenizer(PROBES).tolist()]
+    if not means_only and isinstance(model, ProbabilisticModel):
+        facts.append(model.pcmepp_cfg.as_json())
+    tensors = {
+        name: tensor.float() if tensor.is_floating_point() else tensor
+        for name, tensor in sorted(stock_state_dict(model).items())
+        if not means_only or not is_pcmepp_parameter(name) or is_gpo_mean(name)
+    }
+    return fingerprint(tensors, facts)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 def fingerprint(tensors: Mapping[str, Tensor], facts: Any) -> str:
     """A name for these tensors, by content, and for the `facts` that go with them, which JSON can hold."""
-    found = hashlib.sha256(json.dumps(facts).encode())
+    found = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for name, tensor in tensors.items():
         found.update(f"{name}{list(tensor.shape)}{tensor.dtype}".encode())
         found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

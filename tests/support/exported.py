@@ -1,16 +1,16 @@
 """Small exported models with a bank and a calibration, for what runs models."""
 
+import dataclasses
 from pathlib import Path
 
-import open_clip
 import torch
 import torch.nn.functional as F
 from helpers import make_model, plain_config, plain_twin
 
 from pcmepp_openclip.ambiguity import Bank, Calibration
-from pcmepp_openclip.ambiguity.store import BANK_FILE, CALIBRATION_FILE, save_bank, save_calibration
+from pcmepp_openclip.ambiguity.store import BANK_FILE, CALIBRATION_FILE, load_bank, save_bank, save_calibration
+from pcmepp_openclip.evaluation.loading import load_model
 from pcmepp_openclip.models.export import export_model
-from pcmepp_openclip.models.fingerprint import bank_fingerprint
 
 
 def export_tiny(folder: Path, probabilistic: bool = True) -> Path:
@@ -19,7 +19,6 @@ def export_tiny(folder: Path, probabilistic: bool = True) -> Path:
     if probabilistic:
         return export_model(model, folder, "PCMEpp-tiny")
     plain = plain_twin(model, "PCMEpp-tiny")
-    open_clip.model.set_model_preprocess_cfg(plain, model.visual.preprocess_cfg)
     return export_model(plain, folder, plain_config("PCMEpp-tiny"))
 
 
@@ -34,9 +33,16 @@ def random_bank(model, size: int = 12, seed: int = 0) -> Bank:
 
 def add_bank(folder: Path, calibration: str | None = None) -> Bank:
     """Gives an exported model a bank and, by the name of its estimator, a calibration."""
-    model = open_clip.create_model(f"local-dir:{folder}")
-    bank = random_bank(model)
-    save_bank(bank, folder / BANK_FILE, bank_fingerprint(model))
+    loaded = load_model(f"local-dir:{folder}")
+    bank = random_bank(loaded.model)
+    save_bank(bank, folder / BANK_FILE, loaded.bank_fingerprint)
     if calibration:
-        save_calibration(Calibration(calibration, 1.3, 0.4, 0.7, -2.5, 100, 0.02), folder / CALIBRATION_FILE)
+        add_calibration(folder, Calibration(calibration, 1.3, 0.4, 0.7, -2.5, 100, 0.02))
     return bank
+
+
+def add_calibration(folder: Path, calibration: Calibration) -> None:
+    """Gives an exported model a calibration, as one that was fitted with it and with its bank."""
+    bank = load_bank(folder) if calibration.estimator == "bank" else None
+    source = load_model(f"local-dir:{folder}").source_of(bank)
+    save_calibration(dataclasses.replace(calibration, source=source), folder / CALIBRATION_FILE)

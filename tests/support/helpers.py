@@ -49,7 +49,8 @@ def plain_config(name: str) -> dict:
 
 def plain_twin(model, name: str, **kwargs):
     """open_clip's own CLIP with the weights of the mean branch."""
-    twin = open_clip.CLIP(**plain_config(name), **kwargs)
+    twin = open_clip.factory.CLIP(**plain_config(name), **kwargs)
+    open_clip.model.set_model_preprocess_cfg(twin, model.visual.preprocess_cfg)
     own = twin.state_dict()
     twin.load_state_dict({key: value for key, value in model.state_dict().items() if key in own})
     return twin.eval()

@@ -2,7 +2,7 @@
 
 - `base`: what a tower is. `blocks`: the blocks of open_clip's own transformers.
 - One kind per file: `vit` and `text`, open_clip's own transformers; `timm`; `resnet`; `huggingface`.
-- `config`: which tower a model config asks for, and the config of a model as it was built.
+- `config`: which tower a model config asks for, and the config of a model as it was built and as it is in use.
 
 A new kind is a subclass of `Tower` in one file and one line below.
 """
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .base import AVERAGE, Average, SplitTower, Tokens, Tower, check_attributes
 from .blocks import BlockParts, Stack, image_blocks, parts_of, set_recompute, text_blocks
-from .config import check_towers, config_as_built, default_heads, embedding_dim, text_may_be_cut
+from .config import check_towers, config_as_built, config_in_use, default_heads, embedding_dim, text_may_be_cut
 from .huggingface import HuggingFaceTower
 from .resnet import ResNetTower
 from .text import ClipTextTower, CustomTextTower
@@ -39,6 +39,7 @@ __all__ = [
     "check_parts",
     "check_towers",
     "config_as_built",
+    "config_in_use",
     "default_heads",
     "embedding_dim",
     "fit_image_size",

@@ -1,6 +1,8 @@
 """What a model config says of its towers, and the config of a model as it was built."""
 
 import copy
+import dataclasses
+import json
 from typing import Any
 
 from open_clip.model import CLIPTextCfg, CLIPVisionCfg
@@ -9,6 +11,11 @@ from ..config_values import pair
 from .blocks import as_cfg
 from .resnet import RESNET_HAS_NO_TOKENS
 
+TRAINING_ONLY = {  # keys of a config that no output of a trained model depends on, those of the tokenizer among them
+    "model": ("pcmepp_cfg", "cast_dtype", "output_dict", "init_logit_scale", "init_logit_bias"),
+    "vision_cfg": ("image_size", "patch_dropout", "timm_model_pretrained", "timm_drop", "timm_drop_path"),
+    "text_cfg": ("hf_model_pretrained", "hf_tokenizer_name", "tokenizer_kwargs"),
+}
 PREPROCESSING = ("mean", "std", "interpolation", "resize_mode", "fill_color")  # the size is the model's own
 
 
@@ -99,3 +106,20 @@ def config_as_built(model: Any, model_cfg: dict) -> dict:
     model_cfg["vision_cfg"]["image_size"] = height if height == width else [height, width]
     preprocess_cfg = {name: model.visual.preprocess_cfg[name] for name in PREPROCESSING}
     return {"model_cfg": model_cfg, "preprocess_cfg": preprocess_cfg}
+
+
+def config_in_use(model: Any) -> dict:
+    """What the means of a model depend on besides its weights and its tokenizer, in JSON: the config that open_clip
+    built it from, with forced values and without defaults, and the preprocessing of its images. ValueError for a model
+    that `open_clip.create_model` has not built."""
+    if not hasattr(model, "built_from"):
+        raise ValueError("The config of the model is not known: build it by open_clip.create_model.")
+    found = {key: value for key, value in model.built_from.items() if value and key not in TRAINING_ONLY["model"]}
+    for tower, kind in (("vision_cfg", CLIPVisionCfg), ("text_cfg", CLIPTextCfg)):
+        given, default = (dataclasses.asdict(cfg) for cfg in (as_cfg(kind, model.built_from[tower], tower), kind()))
+        differs = {key for key, value in given.items() if value != default[key]} - set(TRAINING_ONLY[tower])
+        found[tower] = {key: given[key] for key in differs}
+    found["image_size"] = pair(model.visual.image_size)
+    preprocess_cfg = getattr(model.visual, "preprocess_cfg", {})
+    found["preprocess_cfg"] = {name: preprocess_cfg.get(name) for name in PREPROCESSING}
+    return json.loads(json.dumps(found))
