@@ -201,9 +201,8 @@ def _our_weights(repo_id: str, **kwargs: Any) -> str:
     for name in WEIGHTS_FILES:
         try:
             return hf_hub_download(repo_id, name, **kwargs)
-        except LocalEntryNotFoundError as error:
+        except LocalEntryNotFoundError as error:  # the next name may be in the cache
             reason = f"it is not in the cache, and the Hub did not give it: {_line(error.__cause__ or error)}"
-            break
         except EntryNotFoundError:
             continue
         except Exception as error:
