@@ -183,7 +183,7 @@ def test_offline_from_the_cache(hub, tmp_path):
     """The weights have the last of the names that are looked for."""
     small_released(tmp_path)
     model = open_clip.create_model(f"local-dir:{tmp_path}", load_weights=False)
-    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, tmp_path / "model.safetensors")
+    save_file({name: value.contiguous() for name, value in model.state_dict().items()}, tmp_path / "model.safetensors")
     hub.add("me/released", {name: tmp_path / name for name in ("config.json", "model.safetensors")})
     load = "import open_clip, pcmepp_openclip; print(open_clip.create_model('hf-hub:me/released').visual.proj.sum())"
     expected = run_code(load)
