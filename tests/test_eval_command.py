@@ -261,6 +261,26 @@ def test_shards_with_captions_in_json(place, tmp_path, results, no_report):
     assert "csd/text_to_image_any_match_R@1" not in got
 
 
+def test_control_characters_of_the_data_are_escaped_wherever_they_are_shown(place, tmp_path, capsys):
+    """Facts and captions that clear a terminal, set its title, or turn the direction of a text."""
+    kinds = ["red\x1b[2J", "blue\x1b]0;owned\x07\u202e"]
+    samples = [
+        {
+            "png": png(scene),
+            "txt": f"{captions(scene)[0]}\x1b[1A\x9b2K",
+            "json": json.dumps({"c\x1b[31m": kinds[i % 2]}),
+        }
+        for i, scene in enumerate(SCENES[:8])
+    ]
+    write_tar(tmp_path / "x/0.tar", samples)
+    evaluate(place, tmp_path / "out", "--retrieval", tmp_path / "x/0.tar", "--examples", 1)
+    page, shown = (tmp_path / "out/index.html").read_text(encoding="utf-8"), capsys.readouterr()
+    for text in (page, shown.out):
+        assert "red\\x1b[2J" in text
+        assert not [c for c in "\x1b\x07\x9b\u202e" if c in text]
+    assert "\\x9b2K" in page
+
+
 def test_the_prompts_of_the_paper_where_a_folder_has_none(place, tmp_path, no_report):
     scenes = ALL_SCENES[:16]
     write_zeroshot(tmp_path / "shapes", scenes, splits=["test"])

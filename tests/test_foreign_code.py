@@ -5,12 +5,17 @@ import os
 import sys
 
 import open_clip
+import pytest
 import torch
+from drawn_shards import SCENES
+from eval_data import write_retrieval
+from exported import export_tiny
 from helpers import REPO
 from terminal import run_on_terminal
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from pcmepp_openclip import ImageTextModel, cli
 from pcmepp_openclip.models.export import export_model, model_config_of
 
 CODE = """
@@ -82,3 +87,41 @@ def test_code_of_others_is_never_run_and_nobody_is_asked(hub, tiny_model, tmp_pa
     assert "Do you wish to run" not in seen and "Traceback" not in seen, seen
     assert not (tmp_path / "trap").exists()
     assert not any(r.path.endswith(".py") and "/resolve/" in r.path for r in hub.requests)
+
+
+def changed(config, key, value):
+    """The config with `block.key` or `key` of its model_cfg at that value, or with another model_cfg."""
+    block, _, name = key.rpartition(".")
+    if not name:
+        return {**config, "model_cfg": value}
+    (config["model_cfg"][block] if block else config["model_cfg"])[name] = value
+    return config
+
+
+@pytest.mark.parametrize("schema", ["hf-hub", "local-dir"])
+@pytest.mark.parametrize(
+    "key, value, words",
+    [
+        ("text_cfg.hf_model_name", "evil/text", "text_cfg.hf_model_name names another model"),
+        ("vision_cfg.timm_model_name", "hf-hub:evil/trunk", "vision_cfg.timm_model_name names another model"),
+        ("text_cfg", None, "model_cfg lacks text_cfg"),
+        ("", ["evil/text"], "lacks model_cfg"),
+        ("", "evil/text", "lacks model_cfg"),
+    ],
+)
+def test_a_plain_config_of_a_stranger_fetches_nothing(hub, tmp_path, capsys, schema, key, value, words):
+    """Whatever runs a model refuses a repo or a folder whose config names a repo, or is of no model."""
+    folder, data = export_tiny(tmp_path / "plain", probabilistic=False), tmp_path / "data"
+    write_retrieval(data, SCENES[:4])
+    config = changed(json.loads((folder / "open_clip_config.json").read_text()), key, value)
+    (folder / "open_clip_config.json").write_text(json.dumps(config))
+    hub.add("evil/plain", {path.name: path.read_bytes() for path in folder.iterdir()})
+    hub.requests.clear()
+    name = "hf-hub:evil/plain" if schema == "hf-hub" else f"local-dir:{folder}"
+    with pytest.raises(ValueError, match=words):
+        ImageTextModel(name)
+    for command, flag in (("eval", "--retrieval"), ("bank", "--data"), ("calibrate", "--data")):
+        flags = ["--model", name, flag, str(data), "--out", str(tmp_path / "out")]
+        assert cli.main([command, *flags, *(["--size", "4"] if flag == "--data" else [])]) == 2
+        assert words in capsys.readouterr().err
+    assert not any("evil/text" in r.path or "evil/trunk" in r.path for r in hub.requests)

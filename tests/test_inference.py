@@ -13,14 +13,18 @@ import torch.nn.functional as F
 from drawn_shards import SCENES, caption, draw
 from exported import add_bank, export_tiny, random_bank
 from helpers import make_model, plain_twin, run_code
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import pcmepp_openclip
 from pcmepp_openclip import Gaussian, ImageTextModel
 from pcmepp_openclip.ambiguity import Bank
 from pcmepp_openclip.ambiguity.store import BANK_FILE, CALIBRATION_FILE, save_bank
+from pcmepp_openclip.evaluation.encode import Encoder
 from pcmepp_openclip.evaluation.loading import load_model
+from pcmepp_openclip.evaluation.samples import image_file
 from pcmepp_openclip.inference import scores
+from pcmepp_openclip.models.export import export_model
 from pcmepp_openclip.models.fingerprint import bank_fingerprint
 
 IMAGES = [draw(*scene) for scene in SCENES[:5]]
@@ -121,8 +125,38 @@ def test_one_image_a_batch_of_pixels_and_what_is_encoded_already(models):
     assert torch.equal(model.ambiguity(texts=texts), model.ambiguity(texts=TEXTS))
 
 
-def test_an_untrained_branch_gives_means_only():
-    model = ImageTextModel("PCMEpp-tiny")
+def as_file(image, kind, path):
+    """The image as a file whose pixels are no plain RGB; an EXIF orientation is not followed unless it is asked for."""
+    if kind == "16 bits":
+        image = Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257)
+    elif kind == "EXIF":
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        image.save(path, exif=exif)
+        return
+    elif kind == "palette":
+        image = image.quantize(7)
+        image.info["transparency"] = 0
+    else:
+        image = image.convert(kind)
+    image.save(path)
+
+
+@pytest.mark.parametrize("kind", ["16 bits", "1", "palette", "EXIF", "LA", "RGBA"])
+def test_images_are_decoded_as_in_evaluation(models, kind, tmp_path):
+    model, paths = models["pcmepp"], [tmp_path / f"{i}.png" for i in range(3)]
+    for i, path in enumerate(paths):
+        as_file(IMAGES[i].resize((150, 100)), kind, path)  # another size, in which the preprocessing resizes
+    encoder = Encoder(model.model, model.preprocess, model.tokenizer, True, tmp_path)
+    expected = encoder.images([image_file(path) for path in paths])
+    found = model.encode_images([Image.open(path) for path in paths])
+    torch.testing.assert_close(found.mean, expected.mean, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.logvar, expected.logvar, rtol=1e-4, atol=1e-4)
+
+
+def test_an_untrained_branch_gives_means_only(models, tmp_path):
+    torch.save(models["plain"].model.state_dict(), tmp_path / "plain.pt")
+    model = ImageTextModel("PCMEpp-tiny", str(tmp_path / "plain.pt"))
     assert not model.probabilistic and (model.encode_texts(["a dog"]).logvar == -torch.inf).all()
     assert not model.model.training
     with pytest.raises(
@@ -231,6 +265,12 @@ MISTAKES = {
     "an array": ("plain", lambda m: m.encode_images(np.zeros((3, 8, 8))), "images must be .* not ndarray"),
     "numbers": ("plain", lambda m: m.encode_texts([1, 2]), "texts must be strings or a Gaussian, not int"),
     "swapped": ("plain", lambda m: m.similarity(TEXTS, IMAGES), "images must be .* not str"),
+    "a set": ("plain", lambda m: m.encode_images(set(TEXTS)), "images must be .* not set"),
+    "a set of texts": ("plain", lambda m: m.similarity(IMAGES, set(TEXTS)), "texts must be .* not set"),
+    "sparse": ("plain", lambda m: m.encode_images(torch.zeros(1, 3, 32, 32).to_sparse()), "images must be .*sparse"),
+    "meta": ("plain", lambda m: m.encode_images(torch.zeros(1, 3, 32, 32, device="meta")), "images must be .*meta"),
+    "bytes": ("plain", lambda m: m.encode_images(torch.zeros(1, 3, 32, 32).byte()), "images must be .*uint8"),
+    "no pixels": ("plain", lambda m: m.encode_images(Image.new("RGB", (0, 0))), "images .*broken image"),
     "one tensor": ("plain", lambda m: m.encode_images(torch.zeros(3, 32, 32)), r"not \[3, 32, 32\]"),
 }
 
@@ -244,6 +284,28 @@ def test_mistakes_are_one_sentence(models, name, call, words):
 
 def test_a_plain_model_without_a_bank_has_the_cosine(models):
     assert models["plain"].similarity(IMAGES, TEXTS).shape == (5, 8)
+
+
+@pytest.mark.parametrize("name", ["PCMEpp-tiny", "ViT-B-32"])
+def test_random_weights_answer_nothing(name):
+    with pytest.raises(ValueError, match=f"{name} has random weights: give pretrained="):
+        ImageTextModel(name)
+
+
+@pytest.mark.parametrize("probabilistic", [True, False])
+def test_nor_does_a_folder_without_weights(probabilistic, tmp_path):
+    (export_tiny(tmp_path / "bare", probabilistic) / "open_clip_model.safetensors").unlink()
+    with pytest.raises(ValueError, match="weights"):
+        ImageTextModel(f"local-dir:{tmp_path / 'bare'}")
+
+
+@pytest.mark.parametrize(
+    "argument, value",
+    [("name", None), ("pretrained", 5), ("bank", {"x"}), ("batch_size", "8"), ("batch_size", 1.5), ("batch_size", 0)],
+)
+def test_an_argument_of_another_kind(folders, argument, value):
+    with pytest.raises((ValueError, TypeError), match=f"^{argument} must be "):
+        ImageTextModel(**{"name": f"local-dir:{folders / 'pcmepp'}", argument: value})
 
 
 @pytest.mark.parametrize("name", ["no-such-model", "local-dir:/nowhere"])
@@ -276,7 +338,9 @@ def test_another_bank_goes_before_the_one_beside_the_weights(folders, models, tm
 
 
 def test_a_bank_that_is_refused(folders, tmp_path):
-    def refused(bank, words, name="PCMEpp-tiny"):
+    other = export_model(make_model("PCMEpp-tiny", seed=1), tmp_path / "other", "PCMEpp-tiny")
+
+    def refused(bank, words, name=f"local-dir:{other}"):
         with pytest.raises(ValueError, match=words) as error:
             ImageTextModel(name, bank=bank)
         assert "\n" not in str(error.value)

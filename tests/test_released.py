@@ -179,6 +179,18 @@ def test_quick_gelu_of_a_released_config_is_used(tmp_path, quick_gelu):
     assert sum("GELU" in type(module).__name__ for module in model.modules()) == 8
 
 
+def test_offline_from_the_cache(hub, tmp_path):
+    """The weights have the last of the names that are looked for."""
+    small_released(tmp_path)
+    model = open_clip.create_model(f"local-dir:{tmp_path}", load_weights=False)
+    save_file({name: value.contiguous() for name, value in model.state_dict().items()}, tmp_path / "model.safetensors")
+    hub.add("me/released", {name: tmp_path / name for name in ("config.json", "model.safetensors")})
+    load = "import open_clip, pcmepp_openclip; print(open_clip.create_model('hf-hub:me/released').visual.proj.sum())"
+    expected = run_code(load)
+    hub.requests.clear()
+    assert run_code(load, env={"HF_HUB_OFFLINE": "1"}) == expected and hub.requests == []
+
+
 OTHER_KEYS = {  # what `save_pretrained` writes of the authors' classes when every field is given
     "cast_dtype": None,
     "output_dict": True,

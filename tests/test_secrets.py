@@ -42,6 +42,8 @@ def leaks(text: str) -> list[str]:
         "cc3m=https://{}@host/x.tar",
         "https://host/x.tar?sig={}",
         "https://host/x.tar?sig=1&key={}",
+        "https://host/x.tar;sig={}",
+        "https://host/cc3m;v=1;sig={}/{{00000..00331}}.tar?x=1",
         "https://host/x.tar#{}",
         "/data/x.tar::b=s3://key:{}@bucket/x.tar::c=/data/y.tar",
         "<urlopen error: cannot read 'https://user:{}@host/x.tar': 404>",
@@ -78,6 +80,9 @@ def test_sizes_are_protected_like_the_data(password):
 
 def test_what_was_an_argument_is_hidden_wherever_it_turns_up():
     redact_args(argparse.Namespace(train_data=f"https://user:{quote(PASSWORD)}@host/x.tar?key=foxtrot7foxtrot7"))
+    redact_args(argparse.Namespace(train_data="https://host/cc3m;sig=golf7golf7golf7/x.tar"))
+    assert "golf7" not in redact("GET /cc3m;sig=golf7golf7golf7/x.tar") + redact("denied: golf7golf7golf7")
+    assert redact("cannot read https://host/x.tar;sig=hotel7, 404") == "cannot read https://host/x.tar;sig=*** 404"
     header = base64.b64encode(f"user:{PASSWORD}".encode()).decode()
     for text in (
         f"denied: {PASSWORD}",

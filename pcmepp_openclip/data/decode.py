@@ -71,6 +71,8 @@ def load_image(image: Any, upright: bool = False) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             image.load()
+            if not (image.width and image.height):
+                raise BadImage(defects.BROKEN_IMAGE)
             return _to_rgb(_turned(image) if upright else image)
     except Exception:  # Pillow's plugins raise whatever the damage leads to
         raise BadImage(defects.BROKEN_IMAGE) from None

@@ -31,7 +31,7 @@ from . import coco, pages, pictures, questions, tsne
 from .datasets import Captioned, Labelled, read_captioned, read_karpathy, read_labelled
 from .encode import Encoder, process_group
 from .hierarchies import Hierarchies, read_hierarcaps, read_himo
-from .loading import LoadedModel, add_model_flags, load_model
+from .loading import LoadedModel, add_model_flags, has_random_weights, load_model
 from .noisy_pairs import read_noisy_pairs
 from .recorded import other_noise, recorded_history
 from .tasks import TaskResult, evaluate_correspondence, evaluate_retrieval, evaluate_vagueness, evaluate_zeroshot
@@ -250,7 +250,7 @@ def load(args: argparse.Namespace) -> tuple[Encoder, list[str]]:
     bank = _bank(args, loaded)
     by = "its means" if bank is None else "its means and its bank"
     notes = []
-    if not args.pretrained and ":" not in args.model:
+    if has_random_weights(args.model, args.pretrained):
         notes.append(f"{args.model} has random weights: give --pretrained.")
     if not isinstance(loaded.model, ProbabilisticModel):
         notes.append(f"{args.model} has no log-variance branch: it is evaluated by {by} alone.")

@@ -10,7 +10,7 @@ import open_clip
 import torch
 
 from ..ambiguity import Bank, Calibration, store
-from ..host import never_ask
+from ..host import never_ask, repos
 from ..host.data import bounded
 from ..models.fingerprint import bank_fingerprint, model_fingerprint
 from ..models.pcmepp import ProbabilisticModel
@@ -81,6 +81,11 @@ def add_model_flags(parser: Any) -> None:
     parser.add_argument("--pretrained", help="a pretrained tag of open_clip or a checkpoint file")
 
 
+def has_random_weights(name: str, pretrained: str | None) -> bool:
+    """Whether nothing gives a model its weights: `local-dir:` and `hf-hub:` models bring theirs along."""
+    return not pretrained and ":" not in name
+
+
 def load_model(name: str, pretrained: str | None = None, device: str | None = None) -> LoadedModel:
     """The model that `open_clip.create_model(name, pretrained)` builds, as the run trained it that wrote `pretrained`.
 
@@ -92,10 +97,16 @@ def load_model(name: str, pretrained: str | None = None, device: str | None = No
     local = int(os.environ.get("LOCAL_RANK", "0"))
     device = device or (f"cuda:{local}" if torch.cuda.is_available() else "cpu")
     never_ask()
+    repos.check_plain_repo(name)
     try:
         changes = recorded_changes(name, pretrained)
         model, _, preprocess = open_clip.create_model_and_transforms(
-            name, pretrained=pretrained, device=device, output_dict=True, **changes
+            name,
+            pretrained=pretrained,
+            device=device,
+            output_dict=True,
+            require_pretrained=not has_random_weights(name, pretrained),
+            **changes,
         )
         tokenizer = open_clip.get_tokenizer(name, context_length=changes.get("force_context_length"))
     except (RuntimeError, OSError, AssertionError) as error:  # open_clip's kinds for a wrong name, tag or file

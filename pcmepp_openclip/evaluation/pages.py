@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..reports import plots
 from ..reports.report import Plot, Section
+from ..system.redact import printable
 from . import uncertainty
 from .tasks import QueryResults, TaskResult
 
@@ -132,7 +133,7 @@ def text_table(result: TaskResult) -> str:
             tables.append(uncertainty_table(result, query.samples, score).add_prefix(f"{prefix}: ", axis="index"))
     if result.pairs:
         tables.append(_pair_table(result))
-    return "\n\n".join(table.to_string() for table in tables)
+    return printable("\n\n".join(table.to_string() for table in tables))
 
 
 def _numbers(result: TaskResult) -> Section:

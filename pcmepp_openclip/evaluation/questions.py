@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from ..reports.report import Section
+from ..system.redact import printable
 from .neighbours import HIT
 from .pages import cells, metric_frame, words_of
 from .tasks import TaskResult
@@ -73,7 +74,7 @@ def text_tables(sections: Sequence[Section]) -> str:
     """The same for the terminal."""
     tables = (pd.DataFrame(section.rows, columns=section.header).to_string(index=False) for section in sections)
     known = [(section, table) for section, table in zip(sections, tables, strict=True) if section.rows]
-    return "\n\n".join(f"{section.title}\n{table}" for section, table in known)
+    return printable("\n\n".join(f"{section.title}\n{table}" for section, table in known))
 
 
 def _retrieval(frame: pd.DataFrame) -> pd.DataFrame:

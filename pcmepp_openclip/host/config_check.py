@@ -54,25 +54,19 @@ def check_config(config: Any, where: str) -> None:
 
 
 def check_plain_config(config: Any, where: str) -> None:
-    """The same for the config of another model, where it comes with a file: what it names must be no code."""
+    """ConfigRefused unless the config of a model of another kind names neither code nor a repo of anyone's choice."""
     try:
         check_keys(config, ("model_cfg", "preprocess_cfg"), "it")
-        for block in ("model_cfg", "preprocess_cfg"):
-            if not isinstance(config.get(block), dict):
-                raise ValueError(f"it lacks {block}.")
+        if not isinstance(config.get("model_cfg"), dict):
+            raise ValueError("it lacks model_cfg, an object.")
         for block in ("vision_cfg", "text_cfg"):
             if not isinstance(config["model_cfg"].get(block), dict):
-                raise ValueError(f"model_cfg lacks {block}.")
+                raise ValueError(f"model_cfg lacks {block}, an object.")
         check_keys(config["model_cfg"]["text_cfg"].get("tokenizer_kwargs") or {}, TOKENIZER_KEYS, "tokenizer_kwargs")
-        _check_preprocessing(config["preprocess_cfg"])
+        _check_names(config["model_cfg"])
+        _check_preprocessing(config.get("preprocess_cfg", {}))
     except (ValueError, ArithmeticError) as error:
         raise ConfigRefused(f"The config of {where} is refused: {printable(str(error)[:300])}") from None
-
-
-def named_elsewhere(model_cfg: dict) -> str | None:
-    """The first name of another model in a config that no config of open_clip's own has, or None."""
-    found = unknown_name(model_cfg)
-    return None if found is None else found[1]
 
 
 def _check(config: Any) -> None:
@@ -91,10 +85,17 @@ def _check(config: Any) -> None:
     for key, value in model.items():
         if not key.endswith("_cfg"):
             check_value(key, value, "model_cfg", bool)
-    if unknown := unknown_name(model):
-        raise ValueError(f"{unknown[0]} names another model, {unknown[1]!r:.60}, that no config of open_clip's has.")
+    _check_names(model)
     _check_together(model, vision, text, cfg)
     _check_preprocessing(config.get("preprocess_cfg", {}), vision.image_size)
+
+
+def _check_names(model_cfg: dict) -> None:
+    if unknown := unknown_name(model_cfg):
+        raise ValueError(
+            f"{unknown[0]} names another model, {unknown[1]!r:.60}, that no config of open_clip's has; if you "
+            "trust it, add the config by open_clip.add_model_config."
+        )
 
 
 def _check_together(model: dict, vision: CLIPVisionCfg, text: CLIPTextCfg, cfg: PCMEppCfg) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from open_clip import factory
 from open_clip.tokenizer import HFTokenizer
 
-from .config_check import ConfigRefused, check_config
+from .config_check import ConfigRefused, check_config, check_plain_config
 
 CONFIG_FILE = "open_clip_config.json"
 WEIGHTS_FILE = "open_clip_model.safetensors"
@@ -89,6 +89,25 @@ def get_config(stock: Callable, model_id: str, cache_dir: str | None = None) -> 
         if text_cfg.get("hf_tokenizer_name"):
             text_cfg["hf_tokenizer_name"] = _tokenizer_folder(model_id, cache_dir)
     return config
+
+
+def check_plain_repo(model_name: str) -> None:
+    """ConfigRefused where a `local-dir:` or `hf-hub:` model is of another kind and its config asks for more than sizes
+    and choices; PCME++ configs are checked wherever they are read."""
+    schema, identifier = factory.parse_model_name(model_name)
+    if schema == "local-dir":
+        config = _read_json(Path(identifier) / CONFIG_FILE)
+    elif schema == "hf-hub":
+        try:
+            config = factory._get_hf_config(identifier)
+        except ConfigRefused:
+            raise
+        except Exception as error:
+            raise ValueError(f"The config of {model_name} cannot be read: {_line(error)}.") from None
+    else:
+        return
+    if config is not None and not is_ours(config):
+        check_plain_config(config, model_name)
 
 
 def get_weights(stock: Callable, model_id: str, filename: str | None = None, **kwargs: Any) -> str:
@@ -201,9 +220,8 @@ def _our_weights(repo_id: str, **kwargs: Any) -> str:
     for name in WEIGHTS_FILES:
         try:
             return hf_hub_download(repo_id, name, **kwargs)
-        except LocalEntryNotFoundError as error:
+        except LocalEntryNotFoundError as error:  # the next name may be in the cache
             reason = f"it is not in the cache, and the Hub did not give it: {_line(error.__cause__ or error)}"
-            break
         except EntryNotFoundError:
             continue
         except Exception as error:

@@ -169,8 +169,6 @@ def _check(config: Any, where: str) -> None:
     if repos.is_ours(config):
         return config_check.check_config(config, where)
     config_check.check_plain_config(config, where)
-    if name := config_check.named_elsewhere(config["model_cfg"]):
-        raise ValueError(f"The config of {where} is refused: it names another model, {name!r:.60}: use --model.")
 
 
 def _tokenizer(path: Path, config: dict) -> Any:

@@ -7,7 +7,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from PIL import Image
@@ -16,9 +16,10 @@ from torch import Tensor
 from ..ambiguity import Bank
 from ..ambiguity.bank import IMAGES, TEXTS
 from ..ambiguity.calibration import ESTIMATORS
+from ..data.decode import BadImage, load_image
 from ..distances import Entailment
 from ..evaluation.encode import cosine_scale, gaussians, is_finite, tokenize
-from ..evaluation.loading import load_model
+from ..evaluation.loading import has_random_weights, load_model
 from ..gaussian import Gaussian
 from ..models.pcmepp import ProbabilisticModel
 from . import scores
@@ -40,8 +41,9 @@ class ImageTextModel:
     model has learnt.
 
     Arguments:
-        name: a name in `open_clip.list_models()`, PCMEpp-NAME, hf-hub:ORG/NAME[@REVISION] or local-dir:PATH. The last
-            two bring `bank.safetensors` and `calibration.json` along, where these lie beside the weights.
+        name: a name in `open_clip.list_models()` or PCMEpp-NAME, with `pretrained`; hf-hub:ORG/NAME[@REVISION] or
+            local-dir:PATH, which have weights of their own and bring `bank.safetensors` and `calibration.json` along,
+            where these lie beside the weights.
         pretrained: a pretrained tag of open_clip or a checkpoint file.
         bank: a file that `pcmepp bank` wrote, or its folder. A `calibration.json` in the same folder is used with it.
         device: cuda where there is one, else cpu, unless it is given.
@@ -62,8 +64,18 @@ class ImageTextModel:
         *,
         batch_size: int = 64,
     ):
+        for argument, value, kinds in (
+            ("name", name, (str,)),
+            ("pretrained", pretrained, (str, type(None))),
+            ("bank", bank, (str, Path, type(None))),
+            ("batch_size", batch_size, (int,)),
+        ):
+            if not isinstance(value, kinds):
+                raise TypeError(f"{argument} must be {' or '.join(kind.__name__ for kind in kinds)}, not {value!r}.")
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}.")
+        if has_random_weights(name, pretrained):
+            raise ValueError(f"{name} has random weights: give pretrained=, a tag of open_clip or a checkpoint file.")
         self._loaded = loaded = load_model(name, pretrained, device)
         self.name, self.device, self.batch_size = name, loaded.device, batch_size
         self.model, self.preprocess, self.tokenizer = loaded.model, loaded.preprocess, loaded.tokenizer
@@ -91,12 +103,18 @@ class ImageTextModel:
                 "images must be images of Pillow's, a pixel tensor or a Gaussian, not "
                 f"{_kind(images)}: open a file with PIL.Image.open."
             )
-        if isinstance(images, Tensor) and images.ndim != 4:
-            raise ValueError(f"Pixels must be a batch [N, 3, height, width], not {list(images.shape)}.")
+        if isinstance(images, Tensor):
+            if images.ndim != 4:
+                raise ValueError(f"Pixels must be a batch [N, 3, height, width], not {list(images.shape)}.")
+            if images.layout is not torch.strided or images.is_meta or not images.is_floating_point():
+                raise ValueError(
+                    "images must be pixels as the preprocessing gives them, a dense tensor of floats, not "
+                    f"{images.dtype}, {images.layout}, on {images.device}."
+                )
         parts = []
         for i in range(0, len(images), self.batch_size):
             part = images[i : i + self.batch_size]
-            pixels = part if isinstance(part, Tensor) else torch.stack([self.preprocess(image) for image in part])
+            pixels = part if isinstance(part, Tensor) else torch.stack(list(map(self._pixels, part)))
             parts.append(self._encode(pixels, "image"))
         return self._cat(parts, "images")
 
@@ -171,6 +189,13 @@ class ImageTextModel:
         self._loaded.check_calibration(self.calibration, bank, self.name)
         inputs = scores.calibration_inputs(self.encode_images(images), self.encode_texts(texts), self.scale, bank)
         return self.calibration.probability(*inputs, prior)
+
+    def _pixels(self, image: Any) -> Tensor:
+        """One image to pixels, decoded as `pcmepp eval` and `pcmepp bank` decode its file."""
+        try:
+            return self.preprocess(load_image(image))
+        except BadImage as error:
+            raise ValueError(f"images holds one that cannot be decoded: {error}.") from None
 
     def _encode(self, batch: Tensor, kind: str) -> Gaussian:
         found = gaussians(self.model, batch.to(self.device), kind, self.probabilistic)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..system.redact import printable
 from ..system.version import __version__
 from . import plots
 
@@ -77,12 +78,12 @@ def write_report(folder: Path, title: str, sections: Iterable[Section], lead: st
     for section in sections:
         for plot in section.plots:
             plots.png(plot.figure, folder / f"{plot.name}.png")
-    links = "".join(f'<a href="#s{i}">{html.escape(section.title)}</a>' for i, section in enumerate(sections))
+    links = "".join(f'<a href="#s{i}">{_escaped(section.title)}</a>' for i, section in enumerate(sections))
     style = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
     page = (
-        f'<!DOCTYPE html>\n<html lang="en"><head>{_HEAD}<title>{html.escape(title)}</title>\n'
+        f'<!DOCTYPE html>\n<html lang="en"><head>{_HEAD}<title>{_escaped(title)}</title>\n'
         f"<style>\n{style}</style></head>\n<body>\n"
-        f"<header><h1>{html.escape(title)}</h1>{_paragraphs(lead)}</header>\n<nav>{links}</nav>\n<main>\n"
+        f"<header><h1>{_escaped(title)}</h1>{_paragraphs(lead)}</header>\n<nav>{links}</nav>\n<main>\n"
         + "\n".join(_section(f"s{i}", section) for i, section in enumerate(sections))
         + f"\n</main>\n<footer>pcmepp-openclip {__version__}</footer>\n</body></html>\n"
     )
@@ -91,8 +92,13 @@ def write_report(folder: Path, title: str, sections: Iterable[Section], lead: st
     return path
 
 
+def _escaped(text: str) -> str:
+    """Text as a page may hold it, which may be of the data: no markup, and no characters that hide text."""
+    return html.escape(printable(text))
+
+
 def _section(anchor: str, section: Section) -> str:
-    parts = [f'<h2 id="{anchor}">{html.escape(section.title)}</h2>', _paragraphs(section.text)]
+    parts = [f'<h2 id="{anchor}">{_escaped(section.title)}</h2>', _paragraphs(section.text)]
     if section.rows:
         parts.append(_table(section.title, section.header, section.rows))
     if section.plots:
@@ -104,7 +110,7 @@ def _section(anchor: str, section: Section) -> str:
 
 
 def _paragraphs(text: str) -> str:
-    return "".join(f"<p>{html.escape(part.strip())}</p>" for part in re.split(r"\n\s*\n", text) if part.strip())
+    return "".join(f"<p>{_escaped(part.strip())}</p>" for part in re.split(r"\n\s*\n", text) if part.strip())
 
 
 def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -114,12 +120,12 @@ def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     def line(cells: Sequence[str], tag: str) -> str:
         kinds = (' class="number"' if number else "" for number in numeric)
         columns = zip(cells, kinds, strict=True)
-        return f"<tr>{''.join(f'<{tag}{kind}>{html.escape(str(cell))}</{tag}>' for cell, kind in columns)}</tr>"
+        return f"<tr>{''.join(f'<{tag}{kind}>{_escaped(str(cell))}</{tag}>' for cell, kind in columns)}</tr>"
 
     head = f"<thead>{line(header, 'th')}</thead>" if header else ""
     body = "".join(line(row, "td") for row in rows)
     table = f"<table>{head}<tbody>{body}</tbody></table>"
-    return f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(title)}: table">{table}</div>'
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="{_escaped(title)}: table">{table}</div>'
 
 
 def _plot(plot: Plot) -> str:
@@ -127,7 +133,7 @@ def _plot(plot: Plot) -> str:
     # Ids are per page, not per figure; matplotlib's style is for its own elements only.
     element = re.sub(r'(\bid="|href="#|url\(#)', lambda found: f"{found[1]}{plot.name}-", element)
     element = re.sub(r"<style.*?</style>", "", element, flags=re.DOTALL)
-    label = html.escape(f"{plot.name}: {plot.caption}" if plot.caption else plot.name)
+    label = _escaped(f"{plot.name}: {plot.caption}" if plot.caption else plot.name)
     element = element.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
     return f"<figure>{element}{_caption(plot.caption)}</figure>"
 
@@ -140,17 +146,17 @@ def _thumbnail(thumbnail: Thumbnail) -> str:
     kind = "png" if small else "jpeg"
     image.save(file, kind, **({} if small else {"quality": 85}))
     data = base64.b64encode(file.getvalue()).decode()
-    alt, look = html.escape(thumbnail.caption or "an image"), ' class="small"' if small else ""
+    alt, look = _escaped(thumbnail.caption or "an image"), ' class="small"' if small else ""
     tag = f'<img{look} alt="{alt}" src="data:image/{kind};base64,{data}">'
     return f"<figure>{tag}{_caption(thumbnail.caption)}</figure>"
 
 
 def _row(row: Row) -> str:
-    title = f"<h3>{html.escape(row.title)}</h3>" if row.title else ""
-    lines = "".join(f"<li>{html.escape(line)}</li>" for line in row.lines)
+    title = f"<h3>{_escaped(row.title)}</h3>" if row.title else ""
+    lines = "".join(f"<li>{_escaped(line)}</li>" for line in row.lines)
     images = f'<div class="thumbnails">{"".join(map(_thumbnail, row.thumbnails))}</div>' if row.thumbnails else ""
     return f'<div class="row">{title}{images}{f"<ol>{lines}</ol>" if lines else ""}</div>'
 
 
 def _caption(text: str) -> str:
-    return f"<figcaption>{html.escape(text)}</figcaption>" if text else ""
+    return f"<figcaption>{_escaped(text)}</figcaption>" if text else ""

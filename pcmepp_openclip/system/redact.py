@@ -29,14 +29,15 @@ _SHARD = re.compile(r"[\w.-]*(?:\{[\w.,-]*\}[\w.-]*)*\.(?:tar|tgz)(?:\.\w+)?")
 
 
 def printable(text: str) -> str:
-    """Untrusted text for a terminal or a log: characters that move the cursor or hide text are escaped."""
+    """Untrusted text for a terminal, a log or a page: characters that move the cursor or hide text are escaped."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
 def redact(text: str) -> str:
-    """`text` without credentials: URLs without user and query values, a pipe as its program and its shard."""
+    """`text` without credentials: URLs without the user and without the values in their path and query, a pipe as its
+    program and its shard."""
     if "://" in text or "pipe:" in text:
         text = "::".join(map(_redact_part, text.split("::")))
     return text if _known is None else _known.sub("***", text)
@@ -61,6 +62,9 @@ def _show_url(scheme: str, rest: str) -> str:
         # A login with an unescaped / ? or #, whose end is not known.
         shard = rest.rpartition("@")[2].rpartition("/")[2]
         return f"{scheme}://***" + (f"/{shard}" if _SHARD.fullmatch(shard) else "")
+    before, _, parameters = path.partition(";")
+    if "=" in parameters:  # such as ;sig=..., a signature in the path
+        path = f"{before};{_show_query(parameters)}"
     return f"{scheme}://{'***@' if at else ''}{host}{path}" + (f"?{_show_query(query)}" if mark and query else "")
 
 
@@ -77,7 +81,7 @@ def _redact_within(match: re.Match) -> str:
         return match[0]
     _, at, rest = rest.rpartition("@")
     place, space, after = re.fullmatch(r"(\S*)(\s?)(.*)", rest, re.S).groups()  # type: ignore[union-attr]
-    if "?" in place or "#" in place:
+    if re.search("[?#;]", place):
         place = _show_url(scheme, place).partition("://")[2]
     return f"{scheme}://{'***@' if at else ''}{place}{space}{after}"
 
@@ -180,6 +184,8 @@ def _secrets_of(part: str) -> Iterator[str]:
     path, _, query = rest.partition("?")
     values = [path.partition("#")[2], query, query.partition("#")[2]]
     values += [value.partition("=")[2] for value in query.split("&")]
+    parameters = [value.partition("=")[2] for value in path.split(";")[1:]]
+    values += [*parameters, *(value.partition("/")[0] for value in parameters)]
     yield from (value for value in values if len(value) >= 8)  # not every `true`
 
 
