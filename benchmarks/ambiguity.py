@@ -27,7 +27,7 @@ def entropies(size: int) -> Callable[[], list[Tensor]]:
     """The ambiguity of some texts in a bank of that size, one after the other."""
     bank = Bank(references(size, 0), references(size, 1), 100.0)
     queries = references(QUERIES, 2).split(1)
-    return lambda: [bank.entropy(query, "texts") for query in queries]
+    return lambda: [bank.confusion(query, "texts") for query in queries]
 
 
 def encodings() -> Callable[[], list[Tensor]]:

@@ -27,7 +27,7 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 LOGGED = ("match_ratio", "expected_matches", "image_slope", "text_slope", "image_agreement", "text_agreement")
 MEASURED = (
-    *("caption_uncertainty_spearman", "blurred_auroc", "covered_auroc"),
+    *("caption_matches_spearman", "blurred_auroc", "covered_auroc"),
     *("image_to_text_own_R@1", "text_to_image_own_R@1"),
 )
 LOG_EVERY = 10  # steps

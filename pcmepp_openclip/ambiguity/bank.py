@@ -1,20 +1,26 @@
-"""How ambiguous an image or a caption is to any CLIP, from its embeddings alone: what it would find among references.
+"""What the embeddings of any CLIP say of an image or a caption, with the help of reference pairs and no training.
 
-    p_j   = softmax_j(s cos(q, r_j) - h_j)                 over the references r_j of the other modality
-    h_j   = log mean_i exp(s cos(r_j, q_i))                how much r_j attracts anything, its hubness
-    H     = -sum_j p_j log p_j                             the ambiguity of the query q
+    h_j        = log mean_i exp(s cos(r_j, q_i))              how much the item r_j attracts anything, its hubness
+    p_j        = softmax_j(s cos(q, r_j) - h_j)               what the query q would find among the items r_j
+    confusion  = 1 / sum_j p_j^2                              the effective number of items that it is confused among
 
-exp(H) is a perplexity: the effective number of references that the query fits, and exp(H) / B is their share.
+The confusion is the exponential of Rényi's entropy of order 2: n for a query that n items suit equally well, so it says
+whether the model knows where the query belongs, and not how many items are truly right. That is another question:
+
+    crowding      of a caption: its mean cosine with the 20 captions of the bank that are nearest to it
+                  of an image: the length of the mean of the 20 captions that are nearest to it, 1 where they are alike
+    multiplicity  = exp(slope crowding + offset)              the number of items that the query is true of
+
+An input of a kind that people often describe fits many. The line is the regression of log sum_j P(pair of q and r_j) on
+the crowding over the bank's own items, where P = sigmoid(s cos + shift) is calibrated on the bank's pairs: it sets the
+unit, and the order is that of the crowding.
 
 The theory: InfoNCE drives `s cos` to log p(v, t) / (p(v) p(t)) up to a constant per row and column. Subtracting h and
 taking the softmax removes these constants. For a caption that is true of some images and says nothing else, p is
-uniform over these images, and exp(H) is their number.
+uniform over these images.
 
 The variance of PCME++ is not normalised in this way: its calibration, sum_v sigmoid(y) = 1, makes it grow with all
 cosines of a sample. Blurred photographs have small cosines with every caption, so it asks for a small variance.
-
-H is Rényi's entropy of order 1. Order k is log(sum_j p_j^k) / (1 - k); a lower order is better at lost detail and a
-higher one at misses, see docs/notes/photographs.md.
 """
 
 import functools
@@ -30,15 +36,16 @@ from ..gaussian import Gaussian, full_precision
 
 IMAGES, TEXTS = "images", "texts"
 OTHER = {IMAGES: TEXTS, TEXTS: IMAGES}
-ORDER = 1.0
 HUBNESS_WEIGHT = 0.5
-ORDERS = (0.01, 100.0)  # the least and the greatest
-SCALES = (1e-3, 1e4)
+SCALES = (1e-3, 1e4)  # the least and the greatest
 NEAR_ONE = 0.1
+NEAREST = 20  # captions of the crowding
+PRIOR = 1e-3  # the share of true pairs among all pairs that `multiplicity` assumes
+CALIBRATED_ON = 1000  # pairs of the bank, each with each
 CHUNK = 10_000_000  # elements of a matrix held at a time
 
 
-def renyi_entropy(logits_NM: Tensor, order: float = ORDER) -> Tensor:
+def renyi_entropy(logits_NM: Tensor, order: float = 1.0) -> Tensor:
     """Rényi's entropy of the softmax of each row, [N], in nats: Shannon's for order 1."""
     log_p_NM = logits_NM.log_softmax(dim=1)
     if order == 1:
@@ -49,6 +56,22 @@ def renyi_entropy(logits_NM: Tensor, order: float = ORDER) -> Tensor:
     return (order * log_p_NM).logsumexp(dim=1) / (1 - order)
 
 
+def fitted_shift(logit_NM: Tensor, pair_NM: Tensor) -> float:
+    """The shift by which sigmoid(logit + shift) is the probability of a pair at a prior of 1/2.
+
+    Arguments:
+        pair_NM: whether each is a pair, bool.
+    """
+    logit_NM = logit_NM.double()
+    low, high = -logit_NM.max().item() - 50, -logit_NM.min().item() + 50
+    while high - low > 1e-6:  # the mean probability grows with the shift, and is 1/2 at the best one
+        shift = (low + high) / 2
+        p = (logit_NM + shift).sigmoid()
+        too_low = (p[pair_NM].mean() + p[~pair_NM].mean()).item() < 1
+        low, high = (shift, high) if too_low else (low, shift)
+    return low
+
+
 @dataclass(frozen=True)
 class Bank:
     """Reference pairs of one model.
@@ -56,17 +79,15 @@ class Bank:
     Arguments:
         images_BD, texts_BD: l2-normalised embeddings of B images and their captions, fp32; row i of both is a pair.
         scale: s, by which the model multiplies a cosine.
-        order: of the entropy.
 
     Example:
         >>> bank = Bank(images_BD, texts_BD, model.logit_scale.exp().item())
-        >>> bank.share(model.encode_text(tokens, normalize=True), "texts")  # of the images that each caption fits
+        >>> bank.confusion(model.encode_text(tokens, normalize=True), "texts")  # among the images of the bank
     """
 
     images_BD: Tensor
     texts_BD: Tensor
     scale: float
-    order: float = ORDER
 
     def __post_init__(self) -> None:
         images, texts = self.images_BD, self.texts_BD
@@ -75,28 +96,29 @@ class Bank:
                 "A bank needs at least two pairs: image and text embeddings of the same shape [B, D]; "
                 f"got {list(images.shape)} and {list(texts.shape)}."
             )
-        for name, value, (least, most) in (("a scale", self.scale, SCALES), ("an order", self.order, ORDERS)):
-            if not least <= value <= most:
-                raise ValueError(f"A bank needs {name} between {least:g} and {most:g}, not {value}.")
+        least, most = SCALES
+        if not least <= self.scale <= most:
+            raise ValueError(f"A bank needs a scale between {least:g} and {most:g}, not {self.scale}.")
 
     def __len__(self) -> int:
         return len(self.images_BD)
 
     def to(self, device: torch.device | str) -> "Bank":
-        return Bank(self.images_BD.to(device), self.texts_BD.to(device), self.scale, self.order)
+        return Bank(self.images_BD.to(device), self.texts_BD.to(device), self.scale)
 
     def references(self, of: str) -> Tensor:
         """The embeddings that queries of this kind are compared with, [B, D]: those of the other modality."""
         return {IMAGES: self.texts_BD, TEXTS: self.images_BD}[of]
 
-    def entropy(self, mean_ND: Tensor, of: str, gallery_MD: Tensor | None = None) -> Tensor:
-        """The ambiguity of each query in nats, [N]. Only its order matters to most uses; `share` gives it a unit.
+    def confusion(self, mean_ND: Tensor, of: str, gallery_MD: Tensor | None = None, order: float = 2.0) -> Tensor:
+        """The effective number of items that each query is confused among, [N], between 1 and the number of items.
 
         Arguments:
             mean_ND: l2-normalised embeddings.
             of: what they are, "images" or "texts".
-            gallery_MD: embeddings of the other modality, to ask how ambiguous the query is among these items: what
-                predicts whether their first one is right. By default the references of the bank.
+            gallery_MD: embeddings of the other modality, to ask about these items: what predicts whether the first one
+                is right. By default the references of the bank.
+            order: of Rényi's entropy.
         """
         if gallery_MD is None:
             gallery_MD, hubness_M = self.references(of), self._own_hubness[OTHER[of]]
@@ -105,11 +127,36 @@ class Bank:
             hubness_M = self.hubness(gallery_MD, OTHER[of])
         with full_precision(mean_ND):
             parts = (self.scale * part @ gallery_MD.T - hubness_M for part in self._parts(mean_ND, len(gallery_MD)))
-            return _cat([renyi_entropy(logits, self.order) for logits in parts], mean_ND)
+            return _cat([renyi_entropy(logits, order).exp() for logits in parts], mean_ND)
 
-    def share(self, mean_ND: Tensor, of: str) -> Tensor:
-        """The effective share of references that each query fits, [N], between 1 / B and 1: exp(entropy) / B."""
-        return (self.entropy(mean_ND, of) - math.log(len(self))).exp()
+    def multiplicity(self, mean_ND: Tensor, of: str, gallery_MD: Tensor | None = None, prior: float = PRIOR) -> Tensor:
+        """An estimate of the number of items that each query is true of, [N], between 0 and the number of items.
+
+        Arguments:
+            mean_ND, of, gallery_MD: as in `confusion`.
+            prior: the share of true pairs among all pairs of a query and an item. It scales the numbers and does not
+                change their order.
+        """
+        own_BD, is_bank = {IMAGES: self.images_BD, TEXTS: self.texts_BD}[of], gallery_MD is None
+        items_MD = self.references(of) if gallery_MD is None else gallery_MD.float()
+        captions_MD = self.texts_BD if of == TEXTS else items_MD
+        shift = self._shift + math.log(prior / (1 - prior))
+        with full_precision(mean_ND):
+            crowding_B, log_sum_B, first = [], [], 0
+            for part in self._parts(own_BD, max(len(items_MD), len(captions_MD))):
+                logits = self.scale * part @ items_MD.T + shift
+                if is_bank:
+                    logits.diagonal(first).fill_(-torch.inf)  # the own pair, which a model may have memorised
+                log_sum_B.append(logits.sigmoid().sum(dim=1).log())
+                crowding_B.append(_crowding(part, of, captions_MD, first if of == TEXTS or is_bank else None))
+                first += len(part)
+            x_B, y_B = torch.cat(crowding_B), torch.cat(log_sum_B)
+            x, y = x_B.mean(), y_B.mean()
+            slope = ((x_B - x) * (y_B - y)).sum() / (x_B - x).square().sum().clamp(min=1e-12)
+            crowding_N = _cat(
+                [_crowding(part, of, captions_MD) for part in self._parts(mean_ND, len(captions_MD))], mean_ND
+            )
+            return (slope * (crowding_N - x) + y).exp().clamp(max=len(items_MD))
 
     def hubness(self, mean_ND: Tensor, of: str) -> Tensor:
         """log mean_j exp(s cos) over the references, [N]: how much an item attracts anything."""
@@ -132,6 +179,13 @@ class Bank:
                     first += len(part)
                 found[of] = torch.cat(parts) - math.log(len(self) - 1)
         return found
+
+    @functools.cached_property
+    def _shift(self) -> float:
+        """The shift of P in the file's docstring, at a prior of 1/2."""
+        images_BD, texts_BD = self.images_BD[:CALIBRATED_ON], self.texts_BD[:CALIBRATED_ON]
+        pair_BB = torch.eye(len(images_BD), dtype=torch.bool, device=images_BD.device)
+        return fitted_shift(self.scale * images_BD @ texts_BD.T, pair_BB)
 
     def _parts(self, mean_ND: Tensor, columns: int) -> Iterator[Tensor]:
         return iter(mean_ND.float().split(max(1, CHUNK // columns)))
@@ -170,12 +224,14 @@ class HubnessCorrected(Distance):
 
 
 class BankEntailment(Distance):
-    """Is the caption true of the image? The entailment score with the bank's share in place of a variance.
+    """Is the caption true of the image? The entailment score with the bank's confusion in place of a variance.
 
         d(v, t) = 1 - mu_v . mu_t + (h_t - log share_t) / s
 
-    s cos - h_t estimates log p(v, t) / (p(v) p(t)), and adding the log of the share of images that the caption fits
-    gives the log of the probability that it is true. For one caption, the order of images is that of the cosine.
+    s cos - h_t estimates log p(v, t) / (p(v) p(t)). share_t, the confusion of order 1 over the number of references,
+    stands for the share of images that the caption is true of, so that the sum is the log of the probability that it
+    is true. For one caption, the order of images is that of the cosine. It ranks true captions better than the cosine
+    on drawn scenes, and not on photographs, where the confusion is no such share; see docs/uncertainty.md.
     """
 
     trainable = False
@@ -186,13 +242,32 @@ class BankEntailment(Distance):
     def factors(self, query: Gaussian, gallery: Gaussian) -> Factors:
         mean_ND, mean_MD = query.mean.float(), gallery.mean.float()
         texts = mean_MD if self.of == IMAGES else mean_ND
-        offset = (self.bank.hubness(texts, TEXTS) - self.bank.share(texts, TEXTS).log()) / self.bank.scale
+        offset = (self.bank.hubness(texts, TEXTS) - self._log_share(texts)) / self.bank.scale
         one_N = mean_ND.new_ones(len(mean_ND))
         return Factors(mean_ND, mean_MD, one_N, offset) if self.of == IMAGES else Factors(mean_ND, mean_MD, 1 + offset)
 
     @property
     def transposed(self) -> Distance:
         return BankEntailment(self.bank, OTHER[self.of])
+
+    def _log_share(self, texts_ND: Tensor) -> Tensor:
+        return (self.bank.confusion(texts_ND, TEXTS, order=1.0) / len(self.bank)).log()
+
+
+def _crowding(mean_ND: Tensor, of: str, captions_MD: Tensor, own: int | None = None) -> Tensor:
+    """The crowding of the file's docstring, [N].
+
+    Arguments:
+        own: the index of the caption that belongs to the first query, where those of the others follow; these are left
+            out. None where the captions are of others.
+    """
+    cosine_NM = mean_ND.float() @ captions_MD.T
+    if own is not None:
+        cosine_NM.diagonal(own).fill_(-torch.inf)
+    nearest = cosine_NM.topk(min(NEAREST, len(captions_MD) - (own is not None)), dim=1)
+    if of == TEXTS:
+        return nearest.values.mean(dim=1)
+    return captions_MD[nearest.indices].mean(dim=1).norm(dim=1)
 
 
 def _cat(parts: list[Tensor], mean_ND: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """A bank and a calibration on disk, beside the weights of their model.
 
-bank.safetensors    images, texts: fp16 [B, D]; in its metadata the scale, the order, the fingerprint of the model and
-                    a digest of all of these
+bank.safetensors    images, texts: fp16 [B, D]; in its metadata the scale, the fingerprint of the model and a digest of
+                    all of these
 calibration.json    the scalars of a `Calibration`, and what they hold for
 """
 
@@ -25,7 +25,7 @@ FORMAT, OLDER_FORMATS = "pcmepp-bank-2", ("pcmepp-bank-1",)
 def save_bank(bank: Bank, path: Path, fingerprint: str) -> None:
     """`fingerprint`: of the model that made the embeddings, see `models.fingerprint.bank_fingerprint`."""
     tensors = {"images": bank.images_BD.half().contiguous(), "texts": bank.texts_BD.half().contiguous()}
-    about = {"format": FORMAT, "fingerprint": fingerprint, "scale": repr(bank.scale), "order": repr(bank.order)}
+    about = {"format": FORMAT, "fingerprint": fingerprint, "scale": repr(bank.scale)}
     save_tensors(tensors, path, {**about, "sha256": fingerprint_of(tensors, about)})
 
 
@@ -51,8 +51,8 @@ def load_bank(
         for x in (images, texts):
             if not (x.ndim == 2 and x.isfinite().all() and ((x.norm(dim=1) - 1).abs() < 1e-2).all()):
                 raise ValueError("its embeddings are not vectors of length 1")
-        own_scale, order = (float(about[name]) for name in ("scale", "order"))
-        bank = Bank(F.normalize(images, dim=1), F.normalize(texts, dim=1), own_scale, order)
+        own_scale = float(about["scale"])
+        bank = Bank(F.normalize(images, dim=1), F.normalize(texts, dim=1), own_scale)
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
         raise ValueError(f"{path} is not a bank: {reason.rstrip('.')}. Run `pcmepp bank` to make one.") from None
@@ -71,7 +71,7 @@ def source_of(fingerprint: str, bank: Bank | None) -> str:
     if bank is None:
         return fingerprint
     tensors = {"images": bank.images_BD.half(), "texts": bank.texts_BD.half()}
-    return f"{fingerprint}/{fingerprint_of(tensors, [bank.scale, bank.order])}"
+    return f"{fingerprint}/{fingerprint_of(tensors, [bank.scale])}"
 
 
 def check_calibration(calibration: Calibration, fingerprint: str, bank: Bank | None, where: str) -> None:

@@ -1,9 +1,9 @@
-"""The demo's results in one image: held-out images and captions in order of their ambiguity, as the bank sees it.
+"""The demo's results in one image: held-out drawn scenes and their captions in order of the model's confusion.
 
 figure = draw(result)
 plots.png(figure, Path("uncertainty.png"))
 
-Nothing is hand-picked: the items are those at equal steps from the least to the most ambiguous one.
+Nothing is hand-picked: the items are those at equal steps from the least to the most confusing one.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ PAPER, INK, FAINT, BAR = "#ffffff", "#1f2328", "#59636e", "#4c78a8"  # on its ow
 
 @dataclass(frozen=True)
 class Wording:
-    """A caption's text, the share of images that it fits by the bank, and the share that it is true of."""
+    """A caption's text, the share of the bank's images that it is confused among, and the share that it is true of."""
 
     text: str
     share: float
@@ -37,7 +37,7 @@ def equal_steps(uncertainty_N: Tensor, count: int) -> list[int]:
 
 
 def wordings(result: Result) -> list[Wording]:
-    """`CAPTIONS` different captions at equal steps of ambiguity; captions of the same words count once."""
+    """`CAPTIONS` different captions at equal steps of confusion; captions of the same words count once."""
     captions = list(map(str, result.held_out.captions))
     first = list({text: i for i, text in reversed(list(enumerate(captions)))}.values())
     share_M, true_M = _share(result, result.texts, "texts"), result.truth.fits_MN.float().mean(dim=1)
@@ -46,18 +46,18 @@ def wordings(result: Result) -> list[Wording]:
 
 
 def draw(result: Result) -> Any:
-    """A matplotlib figure: images on the left, captions on the right, each with the share that it fits."""
+    """A matplotlib figure: images on the left, captions on the right, each with the share that it is confused among."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10.0, 4.3), facecolor=PAPER)
     halves: Any = figure.subfigures(1, 2, width_ratios=(4.2, 5.8))
-    titles = ("Images, from clear to ambiguous", "Captions, from exact to vague")
+    titles = ("Drawn scenes, by confusion", "Their captions, by confusion")
     for part, title in zip(halves, titles, strict=True):
         part.set_facecolor(PAPER)
         part.text(0.03, 0.93, title, color=INK, fontsize=12, fontweight="bold")
     _draw_images(halves[0], result)
     _draw_captions(halves[1], wordings(result))
-    note = "share of captions or images that it fits, estimated from a bank; ticks: images that it is true of"
+    note = "share of a bank's captions or images that the model confuses it among; ticks: images that it is true of"
     figure.text(0.988, 0.025, note, color=FAINT, fontsize=9, ha="right")
     return figure
 
@@ -91,7 +91,7 @@ def _draw_captions(part: Any, rows: list[Wording]) -> None:
         for x, text, colour in zip(NUMBER_ENDS, shares, (INK, FAINT), strict=True):
             where = {"xycoords": ("axes fraction", "data"), "va": "center", "ha": "right", "fontsize": 10}
             axes.annotate(text, (x, y), color=colour, **where)
-    for x, text, colour in zip(NUMBER_ENDS, ("bank", "true"), (INK, FAINT), strict=True):
+    for x, text, colour in zip(NUMBER_ENDS, ("confused", "true"), (INK, FAINT), strict=True):
         part.text(0.6 + 0.38 * x, 0.86, text, color=colour, fontsize=10, ha="right")
 
 
@@ -100,4 +100,5 @@ def percent(share: float) -> str:
 
 
 def _share(result: Result, items: Gaussian, of: str) -> Tensor:
-    return result.bank.share(items.mean, of)
+    """The confusion as a share of the references."""
+    return result.bank.confusion(items.mean, of) / len(result.bank)

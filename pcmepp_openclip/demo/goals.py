@@ -39,9 +39,9 @@ class Goal:
 
 GOALS = (
     Goal(
-        "caption_uncertainty_spearman",
+        "caption_matches_spearman",
         0.8,
-        "captions that fit more images are more uncertain (Spearman, each wording once)",
+        "captions that fit more images are told from those that fit fewer (Spearman, each wording once)",
         (("caption_shortness_spearman", "the number of words alone"),),
     ),
     Goal("blurred_auroc", 0.8, "blurred images are more uncertain than clean ones (AUROC)"),
@@ -80,7 +80,7 @@ GOALS = (
         (
             ("wording_mAP@R", "mAP@R by the mean"),
             ("wording_prior_mAP@R", "mAP@R by the variance alone, without the image"),
-            ("bank/wording_prior_mAP@R", "mAP@R by the bank's share alone, without the image"),
+            ("bank/wording_prior_mAP@R", "mAP@R by the bank's multiplicity alone, without the image"),
             ("wording_oracle_mAP@R", "mAP@R with the true share of images"),
         ),
     ),

@@ -68,18 +68,18 @@ class Truth:
 
 @dataclass(frozen=True)
 class Estimator:
-    """What says how ambiguous an input is, and the two scores that are made of it.
+    """What says how uncertain an input is, and the two scores that are made of it.
 
     Arguments:
-        image_N, text_M: the uncertainties.
-        prior_M: by which captions are ranked if no image is known: the more images it fits, the larger.
+        image_N, text_M: the uncertainties: the sum of the variances, or the confusion.
+        multiplicity_M: the more images a caption fits, the larger; captions are ranked by it if no image is known.
         csd: which caption was written for the image? Images first; `transposed` ranks images for a caption.
         entailment: is the caption true of the image? Images first.
     """
 
     image_N: Tensor
     text_M: Tensor
-    prior_M: Tensor
+    multiplicity_M: Tensor
     csd: Distance
     entailment: Distance
 
@@ -91,9 +91,10 @@ def by_variance(images: Gaussian, texts: Gaussian, match_scale: float, clip_scal
 
 
 def by_bank(images: Gaussian, texts: Gaussian, bank: Bank) -> Estimator:
-    """The entropy over reference pairs, which needs the means alone."""
-    image_N, text_M = bank.entropy(images.mean, "images"), bank.entropy(texts.mean, "texts")
-    return Estimator(image_N, text_M, bank.share(texts.mean, "texts"), HubnessCorrected(bank), BankEntailment(bank))
+    """The confusion among reference pairs, and the multiplicity, which need the means alone."""
+    image_N, text_M = bank.confusion(images.mean, "images"), bank.confusion(texts.mean, "texts")
+    multiplicity_M = bank.multiplicity(texts.mean, "texts")
+    return Estimator(image_N, text_M, multiplicity_M, HubnessCorrected(bank), BankEntailment(bank))
 
 
 def measure(images: Gaussian, texts: Gaussian, truth: Truth, bank: Bank, match_scale: float) -> Numbers:
@@ -127,8 +128,8 @@ def measure(images: Gaussian, texts: Gaussian, truth: Truth, bank: Bank, match_s
         ("text_to_image", "texts", texts, images),
         ("image_to_text", "images", images, texts),
     ):
-        entropy_Q = bank.entropy(query.mean, of, gallery.mean)
-        yield f"bank/{name}_gallery_miss_auroc", auroc(entropy_Q, missed[name])
+        confusion_Q = bank.confusion(query.mean, of, gallery.mean)
+        yield f"bank/{name}_gallery_miss_auroc", auroc(confusion_Q, missed[name])
 
 
 def _of_means(images: Gaussian, texts: Gaussian, truth: Truth, scale: float) -> Numbers:
@@ -165,9 +166,9 @@ def _of_means(images: Gaussian, texts: Gaussian, truth: Truth, scale: float) -> 
 
 
 def _of_captions(estimator: Estimator, truth: Truth) -> Numbers:
-    """Are vague captions uncertain?"""
+    """How many images does a caption fit?"""
     each_T = truth.each_T
-    yield "caption_uncertainty_spearman", spearman(estimator.text_M[each_T], truth.fits_MN[each_T].sum(dim=1))
+    yield "caption_matches_spearman", spearman(estimator.multiplicity_M[each_T], truth.fits_MN[each_T].sum(dim=1))
 
 
 def _of_images(estimator: Estimator, truth: Truth) -> Numbers:
@@ -206,7 +207,7 @@ def _of_retrieval(estimator: Estimator, images: Gaussian, texts: Gaussian, truth
     scores = {
         "csd": csd_NM[:, each_T],
         "entailment": -estimator.entailment.matrix(images, some),
-        "prior": estimator.prior_M[each_T].expand(fits_NT.shape),
+        "prior": estimator.multiplicity_M[each_T].expand(fits_NT.shape),
     }
     for name, score_NT in scores.items():
         yield f"wording_{name}_mAP@R", map_at_r(score_NT, fits_NT)

@@ -21,8 +21,9 @@ small red circle left of a large blue square"). Since the scenes are drawn, it i
 images, so one can check what an uncertainty means. All of this is measured on scenes that were not trained on.
 
 There are two estimators. The variance is PCME++'s: the model maps each image and each caption to a Gaussian, and the
-sum of its variances is learned. The bank needs no training and works for any CLIP: it is the entropy of what an image
-or a caption would find among training pairs.
+sum of its variances is learned. The bank needs no training and works for any CLIP: the confusion is the effective
+number of training pairs among which an image or a caption is confused, and the multiplicity estimates how many images a
+caption fits. These are drawn scenes: on photographs much differs, see docs/uncertainty.md.
 
 A target counts as reached if every seed reaches it, and one that is not reached is shown as such. Numbers are means
 over the seeds, with the lowest and the highest in brackets; plots and images are those of the first seed."""
@@ -31,8 +32,8 @@ good the model: that is what its uncertainty should say. If anything that truly 
 fail, and uncertain captions do better, not worse. The table has both, with the correlation over ten bins. The column of
 the variance ranks by CSD, that of the bank by the cosine that is corrected for hubness."""
 FAILURES = """The AUROC of an uncertainty for queries whose own item does not come first, by the mean. The largest
-cosine needs no estimator. The last row is the bank's entropy over the held-out items themselves in place of its
-references."""
+cosine needs no estimator. The last row is the confusion over the held-out items themselves in place of the
+bank's references."""
 ENTAILMENT = """Whether a caption is true of an image is another question than which caption was written for it. The
 entailment score adds an estimate of how many images a caption fits to the cosine. The prior alone ranks the captions in
 the same order for every image: a score that is no better has not looked at the image. The oracle knows how many images
@@ -74,7 +75,7 @@ def _captions(result: Result) -> Section:
         axes.scatter(number_T.tolist(), uncertainty_T.tolist(), s=6, alpha=0.4)
         axes.set_xscale("log")
         figures.append(Plot(f"captions-{name}", figure, f"uncertainty of captions by the {name}"))
-    share_T = result.bank.share(result.texts.mean[each_T], "texts")
+    share_T = result.bank.multiplicity(result.texts.mean[each_T], "texts") / len(result.bank)
     order = share_T.argsort().tolist()
     rows = []
     for place in torch.linspace(0, len(order) - 1, 12).round().int().tolist():
@@ -85,9 +86,9 @@ def _captions(result: Result) -> Section:
     return Section(
         "Captions",
         f"Each dot is a caption. Of {len(result.held_out.scenes)} images it is true of as many as the axis says. The "
-        "table goes from the most exact caption by the bank to the vaguest one, in equal steps.",
+        "table goes from the smallest multiplicity by the bank to the largest one, in equal steps.",
         rows,
-        ["caption", "variance", "share of images that it fits, by the bank", "share that it is true of"],
+        ["caption", "variance", "share of images that it fits, by the bank's multiplicity", "share that it is true of"],
         figures,
     )
 

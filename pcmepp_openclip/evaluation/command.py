@@ -306,7 +306,7 @@ def write_results(args: argparse.Namespace, encoder: Encoder, results: list[Task
         "precision": args.precision,
         "split": args.split,
         **({"exif_orientation": True} if args.exif_orientation else {}),
-        **({"bank": {"pairs": len(encoder.bank), "order": encoder.bank.order}} if encoder.bank else {}),
+        **({"bank": {"pairs": len(encoder.bank)}} if encoder.bank else {}),
         **({"calibration": encoder.calibration.as_json()} if encoder.calibration else {}),
         "notes": notes,
     }

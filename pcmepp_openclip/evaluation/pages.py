@@ -47,14 +47,14 @@ over 10 bins of equal size, -1 where hits fall steadily with uncertainty; "miss_
 uncertain than a hit, 0.5 by chance. Neither sign is given by the method. A column says what counts as a hit: by which
 distance the paired item, or anything that truly fits, comes first; "coco 1k csd R@1" is the one of the paper."""
 BANK = """\
-The same numbers for the ambiguity by the bank: the entropy, in nats, of what a sample would find among the reference
-pairs of the bank. It comes from the means alone, so that any CLIP has it."""
+The same numbers for the confusion by the bank: the effective number of the bank's references that a sample is confused
+among. It comes from the means alone, so that any CLIP has it."""
 PAIRS = """\
 The probability that an image and a caption belong together, over all combinations, where pairs have the same total
 weight as all others. On the line it means what it says; "match ECE" is the mean distance from the line. "sigmoid" is
 the model's own logit with the constant shift that is best on these very pairs. A caption that happens to be true of
 another image counts as no pair."""
-SHOWN = {"": "uncertainty", "bank": "ambiguity by the bank"}  # what has a section of its own, by its `score`
+SHOWN = {"": "uncertainty", "bank": "confusion by the bank"}  # what has a section of its own, by its `score`
 
 
 def report_sections(results: Sequence[TaskResult]) -> Iterator[Section]:

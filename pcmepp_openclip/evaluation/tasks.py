@@ -288,7 +288,7 @@ def _by_bank(bank: Bank | None, mean_ND: Tensor, of: str, gallery_MD: Tensor) ->
     """`bank` and `bank_gallery` of `QueryResults.confidences`."""
     if bank is None:
         return {}
-    return {"bank": -bank.entropy(mean_ND, of), "bank_gallery": -bank.entropy(mean_ND, of, gallery_MD)}
+    return {"bank": -bank.confusion(mean_ND, of), "bank_gallery": -bank.confusion(mean_ND, of, gallery_MD)}
 
 
 def _recalls(encoded: CaptionedGaussians) -> Iterator[Metric]:
@@ -359,7 +359,7 @@ def _crops(encoded: CaptionedGaussians | LabelledGaussians) -> Iterator[Metric]:
     if encoded.cropped is not None and encoded.probabilistic:
         yield from neighbours.crops(encoded.images.uncertainty, encoded.cropped.uncertainty)
     if encoded.cropped is not None and encoded.bank is not None:
-        cropped_N = encoded.bank.entropy(encoded.cropped.mean, IMAGES)
+        cropped_N = encoded.bank.confusion(encoded.cropped.mean, IMAGES)
         yield from neighbours.crops(_images(encoded).uncertainties(False)["bank"], cropped_N, "bank")
 
 

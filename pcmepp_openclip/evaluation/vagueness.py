@@ -5,7 +5,7 @@
 
 The specificity is -uncertainty; beside it are `radius`, the distance of the mean from that of the empty caption, which
 any CLIP has, `caption_length`, the number of words, which needs no model, and, given a bank of reference pairs, `bank`,
-the negative entropy of what the caption finds in it.
+the negative number of images in the bank that the caption is confused among.
 
     traversal   = 50 bounds from the lowest to the highest specificity of all captions; at each, the caption within it
                   that is most similar to the image by the cosine. These are the captions found for the image.
@@ -58,7 +58,7 @@ def specificities(
     words = [float(len(caption.split())) for chain in chains for caption in chain]
     found = {"": -texts.uncertainty.double()} if probabilistic else {}
     if bank is not None:
-        found["bank"] = -bank.entropy(texts.mean, TEXTS).double()
+        found["bank"] = -bank.confusion(texts.mean, TEXTS).double()
     radius = (texts.mean - root_D).double().norm(dim=1)
     return {**found, "radius": radius, "caption_length": torch.tensor(words).double()}
 

@@ -142,14 +142,15 @@ def _uncertainty(facts: Facts) -> str:
     if facts.bank_size is None and calibration is None:
         return (
             f"`pcmepp bank --model {name}` makes a bank of reference pairs, from which "
-            "`pcmepp_openclip.ImageTextModel` estimates how ambiguous an image or a text is."
+            "`pcmepp_openclip.ImageTextModel` tells among how many of them the model confuses an image or a text."
         )
     estimator = "bank" if facts.bank_size is not None else "variance"
+    question = {"bank": "confusion", "variance": "vagueness"}[estimator]
     code = [
         "from pcmepp_openclip import ImageTextModel",
         "",
         f'model = ImageTextModel("{name}")',
-        'print(model.ambiguity(texts=["a dog", "a small black dog on a red sofa"]))',
+        f'print(model.{question}(texts=["a dog", "a small black dog on a red sofa"]))',
     ]
     rows = [("estimator", estimator)]
     if facts.bank_size is not None:
@@ -164,9 +165,11 @@ def _uncertainty(facts: Facts) -> str:
             ("expected calibration error", f"{calibration.error:.4f}, at a prior of 1/2"),
         ]
     how = {
-        "bank": "The ambiguity of a text is the effective share of the reference images that it fits, and that of an "
-        "image the effective share of the reference texts. It orders inputs, and is too large for exact ones.",
-        "variance": "The ambiguity of an image or a text is the sum of its variances.",
+        "bank": "The confusion of a text is the effective number of reference images that the model confuses it among, "
+        "and the confusion of an image that of reference texts. It says whether the model knows where the input "
+        "belongs, and not how many items fit it.",
+        "variance": "The vagueness of an image or a text is the sum of its variances. It says how little detail the "
+        "input has where the variances were trained for that, by `--objective vagueness`.",
     }
     block = "\n".join(["```python", *code, "```"])
     return f"## Uncertainty\n\n{block}\n\n{how[estimator]}\n\n{_table(('', ''), rows)}"

@@ -1,4 +1,4 @@
-"""`pcmepp bank`: make the bank of a model, from which the ambiguity of images and texts is estimated without training.
+"""`pcmepp bank`: make the bank of a model, which tells what its embeddings say of images and texts, without training.
 
     pcmepp bank --model ViT-B-32 --pretrained laion2b_s34b_b79k --data 'cc3m/{00000..00010}.tar' --out bank.safetensors
     pcmepp bank --model local-dir:exported --data FOLDER --out exported      # beside the weights
@@ -43,11 +43,12 @@ def report(bank: Bank, captions: list[str], path: Path) -> None:
     print(f"{path}: {len(bank)} pairs, {path.stat().st_size / 1e6:.1f} MB.")
     if (beside := path.with_name(CALIBRATION_FILE)).exists():
         print(f"{beside} was made before this bank: run `pcmepp calibrate` again if it was fitted with a bank.")
-    share_B = bank.share(bank.texts_BD, TEXTS)
-    order = share_B.argsort(descending=True)
+    confusion_B = bank.confusion(bank.texts_BD, TEXTS)
+    order = confusion_B.argsort(descending=True)
     print(
-        "\nCaptions in the bank, from the most to the least ambiguous, by the effective share of images that they fit:"
+        f"\nCaptions in the bank, from the most to the least confusing, by the effective number of its {len(bank):,} images "
+        "among which the model confuses each:"
     )
     for i in dict.fromkeys(torch.linspace(0, len(order) - 1, EXAMPLES).long().tolist()):
         row = int(order[i])
-        print(f"  {share_B[row]:8.3%}  {shown(captions[row])}")
+        print(f"  {confusion_B[row]:8.1f}  {shown(captions[row])}")

@@ -1,13 +1,14 @@
-"""`ImageTextModel`: any model of open_clip's, with what it knows of the ambiguity of its input.
+"""`ImageTextModel`: any model of open_clip's, with what it knows of its input.
 
 >>> from pcmepp_openclip import ImageTextModel
 >>> model = ImageTextModel("hf-hub:ORG/NAME")
->>> model.ambiguity(texts=["a dog", "a small black dog on a red sofa"])
+>>> model.confusion(texts=["a dog", "a small black dog on a red sofa"])
 """
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 from PIL import Image
@@ -21,6 +22,7 @@ from ..distances import Entailment
 from ..evaluation.encode import cosine_scale, gaussians, is_finite, tokenize
 from ..evaluation.loading import has_random_weights, load_model
 from ..gaussian import Gaussian
+from ..losses.terms import loss_weights
 from ..models.pcmepp import ProbabilisticModel
 from . import scores
 from .beside import find_bank, find_calibration
@@ -36,9 +38,9 @@ class ImageTextModel:
     strings; one image or string counts as a batch of one. The Gaussians that `encode_images` and `encode_texts` return
     are taken in their place, so that nothing is encoded twice.
 
-    How ambiguous an input is can be estimated in two ways. "bank" compares it with reference pairs (see
-    `ambiguity.Bank`) and works for every model; it is the default where there is a bank. "variance" is what a PCME++
-    model has learnt.
+    Three questions can be asked of an input, and no estimator answers two of them: `multiplicity` (how many does it
+    fit?) and `confusion` (will the model miss?) need a bank of reference pairs, see `ambiguity.Bank`, and work for
+    every model; `vagueness` (how little does it say?) needs variances that were trained for it.
 
     Arguments:
         name: a name in `open_clip.list_models()` or PCMEpp-NAME, with `pretrained`; hf-hub:ORG/NAME[@REVISION] or
@@ -51,8 +53,8 @@ class ImageTextModel:
 
     Example:
         >>> model = ImageTextModel("ViT-B-32", "laion2b_s34b_b79k", bank="bank.safetensors")
-        >>> model.ambiguity(texts=["a dog", "a small black dog on a red sofa"])  # the shares of images that they fit
-        >>> model.similarity([image], ["a dog", "an animal"], score="entailment")  # [1, 2]
+        >>> model.confusion(texts=["a dog", "a small black dog on a red sofa"])  # among the images of the bank
+        >>> model.similarity([image], ["a dog", "an animal"], score="csd")  # [1, 2]
     """
 
     def __init__(
@@ -132,25 +134,66 @@ class ImageTextModel:
         )
 
     @torch.inference_mode()
-    def ambiguity(
-        self, *, texts: Texts | None = None, images: Images | None = None, estimator: str | None = None
+    def multiplicity(
+        self,
+        *,
+        texts: Texts | None = None,
+        images: Images | None = None,
+        gallery: Images | Texts | None = None,
     ) -> Tensor:
-        """How ambiguous each text, or each image, is, [N]; larger is more ambiguous.
-
-        With a bank, the effective share of reference images that a text fits, or of captions for an image, between
-        1 / B and 1. By the variance, the sum of the model's variances, which has no unit.
+        """How many images of the gallery does each text fit, or how many texts each image? An estimate, [N].
 
         Arguments:
             texts, images: one of the two.
-            estimator: "bank" or "variance"; by default the bank where there is one.
+            gallery: images for texts, and texts for images; by default the references of the bank.
         """
-        if (texts is None) == (images is None):
-            raise ValueError("ambiguity takes texts=... or images=..., one of the two.")
-        bank = self._bank(estimator)
-        given = self.encode_texts(texts) if texts is not None else self.encode_images(images)  # type: ignore[arg-type]
-        if bank is None:
-            return given.uncertainty
-        return bank.share(given.mean, TEXTS if texts is not None else IMAGES)
+        mean_ND, of, gallery_MD = self._question(texts, images, gallery)
+        return self._needed_bank().multiplicity(mean_ND, of, gallery_MD)
+
+    @torch.inference_mode()
+    def confusion(
+        self,
+        *,
+        texts: Texts | None = None,
+        images: Images | None = None,
+        gallery: Images | Texts | None = None,
+    ) -> Tensor:
+        """Among how many items of the gallery does the model confuse each text, or each image? The larger, the more
+        likely its first item is wrong. [N], between 1 and the number of items.
+
+        Arguments:
+            texts, images, gallery: as in `multiplicity`. Only numbers of the same gallery can be compared.
+        """
+        mean_ND, of, gallery_MD = self._question(texts, images, gallery)
+        return self._needed_bank().confusion(mean_ND, of, gallery_MD)
+
+    @torch.inference_mode()
+    def vagueness(self, *, texts: Texts | None = None, images: Images | None = None) -> Tensor:
+        """How little does each text say, or each image show? The sum of the model's variances, [N], without a unit.
+
+        Variances that `pcmepp train --head-only --objective vagueness` trained were seen to answer this on
+        photographs. Those of the matching loss were not, and warn.
+
+        Arguments:
+            texts, images: one of the two.
+        """
+        given, _ = self._given(texts, images)
+        self._needs_variances()
+        assert isinstance(self.model, ProbabilisticModel)
+        if not loss_weights(self.model.pcmepp_cfg.weights)["difficulty"]:
+            warnings.warn(
+                f"The variances of {self.name} were trained by matching, and such variances did not tell vague from "
+                "exact on photographs: train them with pcmepp train --head-only --objective vagueness.",
+                stacklevel=3,
+            )
+        return given.uncertainty
+
+    def ambiguity(self, **_: Any) -> NoReturn:
+        """The name of an earlier version."""
+        raise AttributeError(
+            "ambiguity is three questions now: confusion (will the model miss? what ambiguity was), multiplicity (how "
+            "many does it fit?) and vagueness (how little does it say?)."
+        )
 
     @torch.inference_mode()
     def similarity(self, images: Images, texts: Texts, score: str = "cosine", estimator: str | None = None) -> Tensor:
@@ -214,12 +257,37 @@ class ImageTextModel:
             raise ValueError(f"estimator must be one of {', '.join(ESTIMATORS)}, not {estimator!r}.")
         if estimator in (None, "bank") and self.bank is not None:
             return self.bank
-        if estimator == "bank":
-            raise ValueError(f"{self.name} has no bank: make one by `pcmepp bank`, and give it as bank=FILE.")
-        if not self.probabilistic:
-            lacking = "neither a bank nor trained variances" if estimator is None else "no trained variances"
-            raise ValueError(f"{self.name} has {lacking}: make a bank by `pcmepp bank`, and give it as bank=FILE.")
+        if estimator == "bank" or (not self.probabilistic and estimator is None):
+            return self._needed_bank()
+        self._needs_variances()
         return None
+
+    def _needed_bank(self) -> Bank:
+        if self.bank is None:
+            raise ValueError(f"{self.name} has no bank: make one by `pcmepp bank`, and give it as bank=FILE.")
+        return self.bank
+
+    def _needs_variances(self) -> None:
+        if not self.probabilistic:
+            raise ValueError(
+                f"{self.name} has no trained variances: train them with pcmepp train --head-only --objective vagueness."
+            )
+
+    def _given(self, texts: Texts | None, images: Images | None) -> tuple[Gaussian, str]:
+        """The queries, and what they are."""
+        if texts is not None and images is None:
+            return self.encode_texts(texts), TEXTS
+        if images is not None and texts is None:
+            return self.encode_images(images), IMAGES
+        raise ValueError("Give texts=... or images=..., one of the two.")
+
+    def _question(self, texts: Texts | None, images: Images | None, gallery: Any) -> tuple[Tensor, str, Tensor | None]:
+        """The means of the queries, what they are, and the means of the gallery."""
+        given, of = self._given(texts, images)
+        if gallery is None:
+            return given.mean, of, None
+        items = self.encode_images(gallery) if of == TEXTS else self.encode_texts(gallery)
+        return given.mean, of, items.mean
 
     def _entailment(self, score: str, bank: Bank | None) -> Entailment:
         if score != "entailment" or bank is not None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..ambiguity import Bank, BankEntailment, HubnessCorrected
-from ..ambiguity.bank import IMAGES, TEXTS
+from ..ambiguity.bank import IMAGES, TEXTS, fitted_shift
 from ..ambiguity.calibration import pair_offsets, reliability
 from ..distances import CSD, Cosine, Entailment
 from ..gaussian import Gaussian
@@ -61,12 +61,7 @@ def error_of_a_shift(logit_NM: Tensor, image_of_text: Tensor) -> float:
         pair_NM = images[rows_N][:, None] == image_of_text[columns_M]
         halves.append((logit_NM[rows_N][:, columns_M].double(), pair_NM))
     (fitted_NM, pair_NM), (held_out_NM, truth_NM) = halves
-    low, high = -fitted_NM.max().item() - 50, -fitted_NM.min().item() + 50
-    while high - low > 1e-6:  # the mean probability grows with the shift, and is 1/2 at the best one
-        shift = (low + high) / 2
-        p = (fitted_NM + shift).sigmoid()
-        too_low = (p[pair_NM].mean() + p[~pair_NM].mean()).item() < 1
-        low, high = (shift, high) if too_low else (low, shift)
-    error = reliability((held_out_NM + low).sigmoid(), truth_NM)[1]
+    shift = fitted_shift(fitted_NM, pair_NM)
+    error = reliability((held_out_NM + shift).sigmoid(), truth_NM)[1]
     assert math.isfinite(error)
     return error

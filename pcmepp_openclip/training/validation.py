@@ -79,18 +79,18 @@ def _about_uncertainty(found: Sequence[Ranking], uncertainty: dict[str, Tensor])
 
 
 def _about_means(found: Sequence[Ranking], images: Gaussian, texts: Gaussian, scale: float) -> Iterator[Metric]:
-    """What the means alone say of misses, such as "images/csd_R@1/bank/miss_AUROC": by the entropy of a bank of the
-    validation pairs themselves over the gallery, to be read beside that of the variance."""
+    """What the means alone say of misses, such as "images/csd_R@1/bank/miss_AUROC": by the confusion over the gallery,
+    with a bank of the validation pairs themselves, to be read beside the number of the variance."""
     if len(images.mean) < 2:
         return
     bank = Bank(images.mean.float(), texts.mean.float(), scale)
-    entropy = {
-        "images": bank.entropy(images.mean, "images", texts.mean),
-        "captions": bank.entropy(texts.mean, "texts", images.mean),
+    confusion = {
+        "images": bank.confusion(images.mean, "images", texts.mean),
+        "captions": bank.confusion(texts.mean, "texts", images.mean),
     }
     for ranking in found:
         for label, hit_N in ranking.hits.items():
-            for metric in failure(-entropy[ranking.samples], hit_N, ranking.samples, label, "bank"):
+            for metric in failure(-confusion[ranking.samples], hit_N, ranking.samples, label, "bank"):
                 if metric.name in ABOUT_UNCERTAINTY:
                     yield metric
 
