@@ -230,7 +230,7 @@ def test_results_are_there_only_when_all_else_is(place, tmp_path, monkeypatch, c
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(report, "write_report", full_disk)
-    assert cli.main(["eval", *arguments(place, tmp_path / "full")]) == 2
+    assert cli.main(["eval", *arguments(place, tmp_path / "full", "--retrieval", place / "scenes")]) == 2
     assert "No space left on device" in capsys.readouterr().err
     assert (tmp_path / "full/metrics.csv").exists() and not (tmp_path / "full/results.json").exists()
 
