@@ -200,9 +200,9 @@ def _image_folder(
     labels = _labels(names, classes) if classes else range(len(names))
     if labels is None:
         raise ValueError(
-            f"{flag} {folder}: the {len(names)} subfolders of {root} do not pair with the {len(found.classes)} lines of "
-            f"{folder / 'classnames.txt'}: name each subfolder like its class, or number them from 0 in the order of "
-            "the lines; without classnames.txt the subfolders name the classes."
+            f"{flag} {folder}: the {len(names)} subfolders of {root} do not pair with the {len(found.classes)} lines "
+            f"of {folder / 'classnames.txt'}: name each subfolder like its class, or number them from 0 in the order "
+            "of the lines; without classnames.txt the subfolders name the classes."
         )
     for label, subfolder in zip(labels, subfolders, strict=True):
         for path in sorted(subfolder.rglob("*")):
