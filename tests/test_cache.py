@@ -295,6 +295,83 @@ def test_a_file_that_is_gone_in_mid_run_is_one_sentence(tmp_path, shards, model,
         list(train.dataloader)
 
 
+def overwrite(path: Path, tensor: str, change) -> None:
+    """Write what `change` makes of the bytes of a tensor in a file; its header stays as it is."""
+    content = bytearray(path.read_bytes())
+    start = 8 + int.from_bytes(content[:8], "little")
+    first, last = (start + at for at in json.loads(content[8:start])[tensor]["data_offsets"])
+    content[first:last] = change(bytes(content[first:last]))
+    path.write_bytes(content)
+
+
+def flipped(data: bytes) -> bytes:
+    return data[:-8] + bytes([data[-8] ^ 1]) + data[-7:]
+
+
+def numbers(*values: int):
+    """The beginning of a tensor of int64 replaced by these."""
+    return lambda data: torch.tensor(values).numpy().tobytes() + data[8 * len(values) :]
+
+
+DAMAGE = {
+    **{f"flipped bit of {name}": (name, flipped) for name in (*store.NAMES, store.DIGEST)},
+    **{f"zeros for {name}": (name, lambda data: bytes(len(data))) for name in (*store.NAMES, store.DIGEST)},
+    **{f"ends of {value}": ("text_ids_ends", numbers(value)) for value in (-1, 10**6, 2**62, -(2**63))},
+    "ends that descend": ("text_x_ends", numbers(20, 5)),
+    "another sample's ids": ("text_ids", lambda data: data[4:] + data[:4]),
+}
+
+
+@pytest.mark.parametrize("name, change", DAMAGE.values(), ids=DAMAGE)
+def test_damaged_tokens_are_refused_with_the_name_of_their_file(rows, tmp_path, name, change):
+    """Tokens were trained on as they were, or ended a run with a traceback."""
+    path = tmp_path / rows._paths[2].name
+    path.write_bytes(rows._paths[2].read_bytes())
+    overwrite(path, name, change)
+    damaged = Rows([path], [17], rows._context_length, rows._pad)
+    with pytest.raises(ValueError, match=rf"{path} is damaged: delete it"):
+        list(loader(damaged, batch=17))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_file_in_the_place_of_another_is_not_used(tmp_path, shards, model, preprocess, small_files, workers):
+    first = names(load(tmp_path / "c", shards, model, preprocess).dataloader)
+    copied, path = tmp_path / "c/000002-00000000.safetensors", tmp_path / "c/000000-00000000.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(copied.read_bytes())
+    begun = load(tmp_path / "c", shards, model, preprocess, workers=workers)  # computes it anew
+    assert path.read_bytes() == whole and names(begun.dataloader) == first
+    begun = load(tmp_path / "c", shards, model, preprocess, workers=workers)
+    path.write_bytes(copied.read_bytes())
+    with pytest.raises(ValueError, match=rf"{path} is damaged: delete it"):
+        list(begun.dataloader)
+    head = bytearray(whole)
+    at = head.index(rb"\"met\": ")
+    head[at : at + 7] = rb"\"mat\":"
+    path.write_bytes(head)
+    load(tmp_path / "c", shards, model, preprocess)
+    assert path.read_bytes() == whole
+
+
+def test_a_caption_that_changed_at_the_end_of_a_shard_is_noticed(tmp_path, model, preprocess, monkeypatch, caplog):
+    pattern = counted(tmp_path / "d", COUNTS)
+    load(tmp_path / "c", pattern, model, preprocess)
+    shard, read = tmp_path / "d/00002.tar", []
+    digest_of = facts.digest_of
+    monkeypatch.setattr(facts, "digest_of", lambda file, *args: read.append(file.name) or digest_of(file, *args))
+    caplog.set_level("INFO")
+    os.utime(shard)  # as a copy has another time
+    for expected in ([str(shard)], []):
+        read.clear()
+        load(tmp_path / "c", pattern, model, preprocess)
+        assert read == expected and "Using the cache" in caplog.text
+    before = shard.read_bytes()
+    shard.write_bytes(before.replace(b"very 00200015", b"much 00200015"))
+    assert len(before) == shard.stat().st_size and before != shard.read_bytes()
+    with pytest.raises(ValueError, match=r"with a difference in what the shards hold: name a new folder, or delete"):
+        load(tmp_path / "c", pattern, model, preprocess)
+
+
 def test_tokens_of_something_else_are_refused(tmp_path, shards, model, preprocess):
     load(tmp_path / "c", shards, model, preprocess)
     other = make_model(MODEL, seed=1)

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import tarfile
 import zlib
 
 import numpy as np
@@ -18,6 +19,7 @@ from shard_maker import (
     pair,
     picture,
     serve,
+    several,
     to_tensor,
     write_shards,
     write_tar,
@@ -26,6 +28,7 @@ from shard_maker import (
 from pcmepp_openclip.data import defects
 from pcmepp_openclip.data.count import count_shard
 from pcmepp_openclip.data.decode import MAX_PIXELS, BadImage, decode_image
+from pcmepp_openclip.evaluation.datasets import read_captioned
 
 
 def bomb() -> bytes:
@@ -87,6 +90,29 @@ def test_counting_finds_them_and_an_exact_pass_then_repeats_nothing(tmp_path, ca
     data = load(arguments(pattern))
     assert sorted(flat(data)) == sorted(good)
     assert not data.dataloader.last.lost and not data.dataloader.last.stood_in
+
+
+@pytest.mark.parametrize("way", [tarfile.LNKTYPE, tarfile.SYMTYPE])
+@pytest.mark.parametrize("linked", [("b.jpg", "b.txt", "b.json"), ("b.txt",), ("b.json",)])
+def test_links_are_counted_and_refused_by_the_evaluation(tmp_path, way, linked):
+    """A sample of links vanished, and a link in place of the .json left one caption of five. A link that is not read is
+    no reason."""
+    path = tmp_path / "0.tar"
+    with tarfile.open(path, "w") as tar:
+        for name, data in {**several("a"), **several("b"), **several("c"), "c.cls": b""}.items():
+            info = tarfile.TarInfo(name)
+            if name in (*linked, "c.cls"):
+                info.type, info.linkname = way, f"a.{name[2:]}"
+            else:
+                info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    count = count_shard(str(path), MAX_PIXELS)
+    assert (count.samples, count.usable, count.unusable) == (3, 2, {defects.LINK: [1]})
+    data = load(arguments(str(path), train_num_samples=3, batch_size=3))
+    assert set(flat(data)) == {"a caption 0", "c caption 0"}
+    assert data.dataloader.last.by_source([tmp_path.name])[tmp_path.name] == {defects.LINK: 1}
+    with pytest.raises(ValueError, match=rf"{linked[0]} of .*0.tar is a link"):
+        read_captioned(str(path))
 
 
 def test_duplicate_keys_are_used_once(tmp_path):

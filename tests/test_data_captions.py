@@ -139,21 +139,23 @@ def test_images_with_other_numbers_of_captions(tmp_path):
     assert len(later) > 4
 
 
-def test_all_captions_resumed_with_other_settings(shards):
-    """An epoch that goes on with another batch size and more ranks: each caption once, but for the last batch."""
-    data = load(arguments(shards, "--captions", "all"))
-    data.set_epoch(1)
-    before = captions(data)[:17]
-    state = data.dataloader.state(17)
-    seen = [caption for batch in before for caption in batch]
-    for rank in range(2):
-        data = load(arguments(shards, "--captions", "all", batch_size=3, world_size=2, rank=rank))
-        first, how = data.dataloader.resume(1, state)
-        data.set_epoch(1, first_batch=first)
-        seen += flat(data)
-    again = int(how.split(";")[1].split()[0])
-    assert len(set(seen)) == PER_IMAGE * len(keys()) and len(seen) - len(set(seen)) == again < 8
-    assert "--batch-size 4 is now 3" in how
+@pytest.mark.parametrize("seeds", [(0, 0, 0), (0, 1, 1), (0, 1, 0), (0, 1, 2)])
+def test_all_captions_resumed_with_other_settings(shards, seeds):
+    """An epoch that goes on twice, with another batch size, more ranks, and other seeds, which the captions must not
+    follow: each caption once, but for the last batch."""
+    state, seen = None, []
+    for seed, (batch_size, world_size, batches) in zip(seeds, ((4, 1, 17), (3, 2, 5), (3, 2, None)), strict=True):
+        for rank in range(world_size):
+            settings = {"batch_size": batch_size, "world_size": world_size, "rank": rank, "seed": seed}
+            data = load(arguments(shards, "--captions", "all", **settings))
+            first, how = (0, "") if state is None else data.dataloader.resume(1, state)
+            data.set_epoch(1, first_batch=first)
+            seen += [caption for batch in captions(data)[:batches] for caption in batch]
+        state = batches and data.dataloader.state(first + batches)
+        assert not first or state is None or "--batch-size 4 is now 3" in how
+    assert len(set(seen)) == PER_IMAGE * len(keys()) and len(seen) - len(set(seen)) < 8
+    if seeds[1] != seeds[2]:
+        assert f"{len(seen) - len(set(seen))} are seen again" in how
 
 
 def test_a_run_with_other_captions_is_not_resumed_within_the_epoch(shards):

@@ -111,12 +111,12 @@ def test_scripts_are_clean():
 @pytest.mark.parametrize("first", [True, False])
 def test_rows_of_three_columns_are_left_out_and_said(tmp_path, first, capsys):
     """In front they shifted all rows by a column, further down they were a traceback."""
-    rows = [f"caption {i}\thttp://h/{i}.jpg" for i in range(5)]
+    rows = [f"a \r caption {i}\thttp://h/{i}.jpg" for i in range(5)]  # a lone CR ended a line, and cut the caption
     rows.insert(0 if first else 3, "one\ttwo\thttp://h/x.jpg")
-    (tmp_path / "a.tsv").write_text("\n".join([*rows, "alone"]) + "\n")
+    (tmp_path / "a.tsv").write_text("\n".join([*rows, "alone"]) + "\r\n", newline="")
     url_list = runpy.run_path(str(SCRIPTS / "url_list.py"))
     table = url_list["read_tsv"](tmp_path / "a.tsv", ["caption", "url"])
-    assert list(table["caption"]) == [f"caption {i}" for i in range(5)]
+    assert list(table["caption"]) == [f"a \r caption {i}" for i in range(5)]
     assert list(table["url"]) == [f"http://h/{i}.jpg" for i in range(5)]
     assert "2 rows have not 2 columns and are left out" in capsys.readouterr().err
 

@@ -238,6 +238,7 @@ def test_ci_runs_the_make_targets():
 
 OTHERS = {  # flags of other programs
     "--nproc-per-node", "--no_amp", "--signal", "--wait", "--nodes", "--gpus-per-node", "--cpus-per-task", "--time",
+    "--dereference", "--hard-dereference",
 }  # fmt: skip
 
 

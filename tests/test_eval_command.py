@@ -230,7 +230,7 @@ def test_results_are_there_only_when_all_else_is(place, tmp_path, monkeypatch, c
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(report, "write_report", full_disk)
-    assert cli.main(["eval", *arguments(place, tmp_path / "full")]) == 2
+    assert cli.main(["eval", *arguments(place, tmp_path / "full", "--retrieval", place / "scenes")]) == 2
     assert "No space left on device" in capsys.readouterr().err
     assert (tmp_path / "full/metrics.csv").exists() and not (tmp_path / "full/results.json").exists()
 
@@ -541,6 +541,62 @@ def test_an_image_folder_leaves_out_no_image_without_a_word(tmp_path):
     (tmp_path / "test/dog/1.bmp").write_bytes(b"x")
     with pytest.raises(ValueError, match=r"dog/1.bmp is not of a kind that is read"):
         datasets.read_labelled(str(tmp_path))
+
+
+def class_folders(folder, names, classes):
+    """A folder with an image in each of its folders of classes; the class of each folder by its name, as it is read."""
+    for name in names:
+        (folder / "test" / name).mkdir(parents=True)
+        (folder / "test" / name / "0.png").write_bytes(png(SCENES[0]))
+    (folder / "classnames.txt").write_bytes("\r\n".join(classes).encode())
+    found = datasets.read_labelled(str(folder))
+    return {Path(image.file).parent.name: found.classes[i] for image, i in zip(found.images, found.labels, strict=True)}
+
+
+def test_folders_pair_with_classes_by_name_or_by_number(tmp_path):
+    """They were paired in the order of text, where "10" comes before "2" and classnames.txt may have any order."""
+    words = [f"class {i}" for i in range(12)]
+    paired = class_folders(tmp_path / "names", ["cat", "hot_dog", "ant"], ["hot dog", "cat", "ant"])
+    assert paired == {"cat": "cat", "hot_dog": "hot dog", "ant": "ant"}
+    for first in (0, 1):
+        paired = class_folders(tmp_path / f"from{first}", [str(first + i) for i in range(12)], words)
+        assert paired == {str(first + i): word for i, word in enumerate(words)}
+    digits = [str(i) for i in range(11, -1, -1)]  # the names of classes go before numbers
+    assert class_folders(tmp_path / "digits", digits, digits) == dict(zip(digits, digits, strict=True))
+    refused = [
+        (["cat", "dog"], ["cat", "hound"]),
+        (["n01440764", "n01443537"], ["tench", "goldfish"]),
+        (["1", "3"], ["cat", "dog"]),
+        (["2", "3"], ["cat", "dog"]),
+        (["0", "00"], ["cat", "dog"]),
+        (["cat", "c at"], ["cat", "cat"]),
+        (["a_b", "a b"], ["a b", "a b"]),
+        (["0", "1"], ["cat", "dog", "ant"]),
+    ]
+    for number, (names, classes) in enumerate(refused):
+        with pytest.raises(ValueError, match=r"refused\d/test do not pair with .*refused\d/classnames.txt: name each"):
+            class_folders(tmp_path / f"refused{number}", names, classes)
+
+
+def test_a_line_ends_at_a_line_feed_alone(tmp_path):
+    odd = "a\u2028b\x85c\x0cd\re\x1cf"
+    write_tar(tmp_path / "0.tar", [{"png": png(SCENES[0]), "txt": f"{odd}\r\n\nsecond\n"}])
+    assert datasets.read_captioned(str(tmp_path / "0.tar")).captions == [odd, "second"]
+    folder = write_zeroshot(tmp_path / "d", splits=("test",))
+    (folder / "classnames.txt").write_bytes("\r\n".join([odd, *CLASSES[1:]]).encode())
+    (folder / "zeroshot_classification_templates.txt").write_bytes(f"{odd} {{c}}\n".encode())
+    found = datasets.read_labelled(str(folder))
+    assert found.classes == [odd, *CLASSES[1:]] and found.templates == [f"{odd} {{c}}"]
+
+
+def test_a_blank_line_is_no_class(tmp_path):
+    folder = write_zeroshot(tmp_path / "d", splits=("test",))
+    names = folder / "classnames.txt"
+    names.write_text("\n".join(CLASSES) + "\n\n \n")
+    assert datasets.read_labelled(str(folder)).classes == CLASSES
+    names.write_text("\n".join([*CLASSES[:3], " ", *CLASSES[3:]]))
+    with pytest.raises(ValueError, match=r"classnames.txt: line 4 is blank"):
+        datasets.read_labelled(str(folder))
 
 
 @pytest.mark.parametrize("number", ["1000000000000", "-1", "0", "x"])

@@ -22,9 +22,9 @@ TSV_COLUMNS = {"cc3m": ["caption", "url"], "cc12m": ["url", "caption"]}
 def read_tsv(path: Path, columns: list[str]) -> pd.DataFrame:
     """A file of two columns without a header. Captions hold quotes that mean nothing; other rows are left out."""
     rows, others = [], 0
-    with open(path, encoding="utf-8", errors="replace") as file:
+    with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
         for line in file:
-            row = line.rstrip("\n").split("\t")
+            row = line.rstrip("\r\n").split("\t")
             if len(row) == len(columns):
                 rows.append(row)
             else:

@@ -129,8 +129,10 @@ def _prepare(
     folder: Path, pieces: list[Piece], footprint: Footprint, reading: LoaderSpec, towers: Towers
 ) -> tuple[str, list[Piece]]:
     """The identity of the cache and the pieces that it lacks; ValueError if it cannot be used or filled."""
-    found = facts.facts_of(towers.model, towers.config, towers.precision, reading)
-    facts.check_facts(folder, found)
+    logging.info("Cache: local shards are read for their digests, unless these are known.")
+    read = facts.read_shards(folder, reading.shards)
+    found = facts.facts_of(towers.model, towers.config, towers.precision, reading, read)
+    facts.check_facts(folder, found, read)
     identity = facts.identity_of(found)
     missing = Store(folder, identity, pieces).missing()
     samples, lacking = sum(map(len, pieces)), sum(map(len, missing))

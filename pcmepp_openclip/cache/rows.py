@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..data.batches import TEXT_MULTIPLE
 from ..models.cached import CachedTokens
-from .store import NAMES, TEXT, UNREADABLE
+from .store import DIGEST, ENDS, ROWS, TEXT, UNREADABLE, digest_of, sample_of
 
 MAX_OPEN = 128  # files per worker: systems limit them, often to 1024 per process
 
@@ -43,12 +43,14 @@ class Rows:
         return self._images(found), self._texts(found)
 
     def _read(self, file: int, row: int) -> dict[str, Tensor]:
-        slices = self._slices(file)
-        here = slice(row, row + 1)
-        sample = {name: slices[name][here] for name in ("image_mean", "image_x", "text_mean")}
-        for name in TEXT:
-            ends = slices[f"{name}_ends"]
-            sample[name] = slices[name][int(ends[row - 1]) if row else 0 : int(ends[row])]
+        slices, path = self._slices(file), self._paths[file]
+        try:
+            sample = sample_of(slices, row)
+            good = digest_of(path.name, sample) == int(slices[DIGEST][row])
+        except (*UNREADABLE, IndexError, OverflowError):  # by what of it is damaged
+            good = False
+        if not good:
+            raise ValueError(f"{path} is damaged: delete it, and start again to compute it anew.")
         return sample
 
     def _slices(self, file: int) -> dict[str, Any]:
@@ -60,9 +62,8 @@ class Rows:
         path = self._paths[file]
         try:
             opened = safe_open(path, "pt")
-            ends = [f"{name}_ends" for name in TEXT]
-            slices = {name: opened.get_slice(name) for name in NAMES if name not in ends}
-            self._open[file] = {**slices, **{name: opened.get_tensor(name).clone() for name in ends}}
+            slices = {name: opened.get_slice(name) for name in (*ROWS, *TEXT)}
+            self._open[file] = {**slices, **{name: opened.get_tensor(name).clone() for name in (*ENDS, DIGEST)}}
         except UNREADABLE:
             raise ValueError(
                 f"{path} is missing or damaged: start again to compute it anew; all ranks must see --cache-tokens."

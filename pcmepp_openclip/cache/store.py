@@ -6,19 +6,22 @@ A file holds the usable ones among some neighbouring samples of a shard, in orde
     image_x [n, L, C]                       what the log-variance branch of images reads, fp16
     text_x [X, C], text_ids [T]             of texts, fp16 and int32: one after the other, each without its padding
     text_x_ends [n], text_ids_ends [n]      where each text ends in these
+    digest [n]                              of all that belongs to a sample
 
-Its header also holds which samples of the shard were read, and what was wrong with the others. A file is written at
-once or not at all, and has the same content whoever writes it: so a cache that was interrupted is continued.
+Its header also holds its name, which samples of the shard were read, and what was wrong with the others, with a digest.
+A file is written at once or not at all, and has the same content whoever writes it: so a cache that was interrupted is
+continued.
 """
 
 import collections
 import itertools
 import json
 import shutil
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -32,7 +35,10 @@ from ..system.files import save_tensors
 FILE_BYTES = 64_000_000  # about: each worker of the first pass collects one file in memory
 FP16_MAX = torch.finfo(torch.float16).max
 TEXT = ("text_x", "text_ids")
-NAMES = ("image_mean", "image_x", "text_mean", *TEXT, *(f"{name}_ends" for name in TEXT))
+ROWS = ("image_mean", "image_x", "text_mean")
+ENDS = tuple(f"{name}_ends" for name in TEXT)
+DIGEST = "digest"
+NAMES = (*ROWS, *TEXT, *ENDS)
 UNREADABLE = (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)
 
 
@@ -51,8 +57,8 @@ def footprint_of(image: CachedTokens, text: CachedTokens) -> Footprint:
     """Of the tokens of some images and of texts of the full length; they may be on the device "meta"."""
     dim, tokens = image.mean_ND.shape[1], image.x_NLC[0].numel()
     assert text.text_NL is not None
-    ends = len(TEXT) * torch.int64.itemsize
-    return Footprint(4 * dim + 2 * tokens, 4 * dim + 2 * text.x_NLC[0].numel() + 4 * text.text_NL.shape[1] + ends)
+    numbers = (len(ENDS) + 1) * torch.int64.itemsize
+    return Footprint(4 * dim + 2 * tokens, 4 * dim + 2 * text.x_NLC[0].numel() + 4 * text.text_NL.shape[1] + numbers)
 
 
 def check_room(folder: Path, needed: int) -> int:
@@ -132,11 +138,13 @@ class Store:
         """What the file of a piece holds by its header; None if it is missing, cut off, or of something else."""
         try:
             with safe_open(self.path(piece), "pt") as file:
-                said = json.loads(file.metadata()["about"])
+                digest, _, about = file.metadata()["about"].partition(" ")
+                said = json.loads(about)
+                of = [said["cache"], said["file"], said["stop"]]
                 samples = file.get_slice("image_x").get_shape()[0]
         except UNREADABLE:
             return None
-        if not isinstance(said, dict) or [said.get("cache"), said.get("stop")] != [self.identity, piece.stop]:
+        if digest != _digest_of_header(about) or of != [self.identity, piece.name, piece.stop]:
             return None
         tally = Tally(met=said["met"])
         tally.used[piece.shard.source] = samples
@@ -150,8 +158,32 @@ class Store:
     def write(self, piece: Piece, tensors: dict[str, Tensor], tally: Tally) -> None:
         """ValueError if it cannot be written."""
         lost = [[cause, count, tally.first[source, cause]] for (source, cause), count in tally.lost.items()]
-        about = {"cache": self.identity, "stop": piece.stop, "met": tally.met, "lost": lost}
-        save_tensors(tensors, self.path(piece), {"about": json.dumps(about)})
+        kept = {"cache": self.identity, "file": piece.name, "stop": piece.stop, "met": tally.met, "lost": lost}
+        about = json.dumps(kept)
+        digests = [digest_of(piece.name, sample_of(tensors, row)) for row in range(len(tensors["image_x"]))]
+        tensors = {**tensors, DIGEST: torch.tensor(digests, dtype=torch.int64)}
+        save_tensors(tensors, self.path(piece), {"about": f"{_digest_of_header(about)} {about}"})
+
+
+def sample_of(parts: Mapping[str, Any], row: int) -> dict[str, Tensor]:
+    """Return the sample of that row, from the tensors of a file or from slices that read them."""
+    sample = {name: parts[name][row : row + 1] for name in ROWS}
+    for name, ends in zip(TEXT, ENDS, strict=True):
+        sample[name] = parts[name][int(parts[ends][row - 1]) if row else 0 : int(parts[ends][row])]
+    return sample
+
+
+def digest_of(file: str, sample: Mapping[str, Tensor]) -> int:
+    """Return the CRC-32 of a sample with its types, its shapes and the name of its file."""
+    crc = zlib.crc32(file.encode())
+    for name in (*ROWS, *TEXT):
+        x = sample[name]
+        crc = zlib.crc32(x.contiguous().numpy().data, zlib.crc32(repr((x.dtype, x.shape)).encode(), crc))
+    return crc
+
+
+def _digest_of_header(about: str) -> str:
+    return f"{zlib.crc32(about.encode()):08x}"
 
 
 class Collected:
@@ -173,7 +205,7 @@ class Collected:
             self._parts[name].append(part.cpu())
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a file holds; without a usable sample, no rows."""
+        """What a file holds, without the digests; without a usable sample, no rows."""
         if not self._parts:
             return dict.fromkeys(NAMES, torch.empty(0, 1))
         found = {name: torch.cat(parts) for name, parts in self._parts.items()}

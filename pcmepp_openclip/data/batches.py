@@ -4,7 +4,7 @@ import contextlib
 import random
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,11 +98,13 @@ class RemainingEpoch(NamedTuple):
 
     Arguments:
         first: the index of its first batch, in batches of the present size.
+        seed: the seed that the epoch began with, which its captions follow from to its end.
     """
 
     epoch: int
     first: int
     line: Line
+    seed: int
 
 
 class Batch(NamedTuple):
@@ -138,6 +140,7 @@ class Lane:
         self.tally = Tally()
         self._guard = Guard(spec.max_empty_shards)
         self._undecodable: set[tuple[bool, int, str, str]] = set()
+        self._captions = replace(spec.captions, seed=rest.seed) if rest else spec.captions
         skip = lane_batches(first_batch - (rest.first if rest else 0), spec.lanes, lane) * spec.batch_size
         self._feed = self._open(skip, first_batch)
 
@@ -178,7 +181,7 @@ class Lane:
         with _seeded(seed_for("transform", spec.seed, self._epoch, spec.rank, index)):
             for taken in samples:
                 sample, image = self._usable(taken)
-                for caption in spec.captions.of(sample, self._epoch):
+                for caption in self._captions.of(sample, self._epoch):
                     images.append(image)
                     captions.append(caption[: CHARACTERS_PER_TOKEN * spec.context_length])
                     ids.append(sample_id(sample.source, sample.shard, sample.key) if several else 0)

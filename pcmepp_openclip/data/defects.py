@@ -18,6 +18,7 @@ EMPTY_CAPTION = "empty caption"
 NOT_UTF8 = "caption not UTF-8"
 BAD_CAPTIONS = "captions not a list of texts"
 DUPLICATE_KEY = "duplicate key"
+LINK = "link in place of a file"
 HUGE_FILE = "file too large"
 
 # Of a sample, known from its image.

@@ -127,7 +127,7 @@ class Loader:
             again = max(0, (spec.batches - first) * per_batch - len(line))
             how = f"with the {len(line)} samples that were left, dealt out anew ({changes}); {again} are seen again"
         if past:
-            self._rest, self._past = RemainingEpoch(epoch, first, line), past
+            self._rest, self._past = RemainingEpoch(epoch, first, line, deals[0].seed), past
             self._workers = self._make_workers()
         return begins, how
 

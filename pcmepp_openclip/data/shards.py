@@ -56,7 +56,8 @@ class Group:
         index: in the shard, from 0.
         position: how many groups of the shard before it are usable.
         offset: where its first header begins, in bytes; None in a compressed tar, a pipe and the like.
-        members: by suffix; None for one whose content was not asked for, or is too large.
+        members: by suffix; None for one whose content was not asked for, is too large, or elsewhere (a link).
+        problem: the cause why it is unusable as a whole, if it is.
         places: of its images, offset and length of their bytes in the tar by suffix; empty where `offset` is None.
     """
 
@@ -65,7 +66,7 @@ class Group:
     offset: int | None
     key: str
     members: dict[str, bytes | None]
-    duplicate: bool
+    problem: str | None
     places: dict[str, tuple[int, int]]
 
 
@@ -133,8 +134,8 @@ def usable_pair(group: Group, every_caption: bool = False) -> tuple[bytes, tuple
 
 def usable_captions(group: Group, every: bool = False) -> tuple[str, ...]:
     """The captions of a group that has an image, which need not have been read. Raises Unusable with the cause."""
-    if group.duplicate:
-        raise Unusable(defects.DUPLICATE_KEY)
+    if group.problem:
+        raise Unusable(group.problem)
     if not any(suffix in group.members for suffix in IMAGE_SUFFIXES):
         raise Unusable(defects.NO_IMAGE)
     return read_captions(group.members, every)
@@ -199,7 +200,7 @@ def _group(
     first: the index of the group that the tar begins with.
     """
     keys: set[str] = set()
-    key, duplicate = None, False
+    key, problem = None, None
     index, offset = first - 1, None
     position = first - sum(other < first for other in unusable)  # of the next group that is usable
     can_seek = tars.can_seek(tar)
@@ -207,18 +208,23 @@ def _group(
     places: dict[str, tuple[int, int]] = {}
     try:
         for info in tars.members(tar):
-            if not info.isreg() or (parts := tars.split_name(info.name)) is None:
+            is_link = tars.is_link(info)
+            if not (info.isreg() or is_link) or (parts := tars.split_name(info.name)) is None:
                 continue
             prefix, suffix = parts[0], parts[1].lower()
+            if is_link and suffix not in (*IMAGE_SUFFIXES, TEXT_SUFFIX, JSON_SUFFIX):
+                continue
             if prefix != key or suffix in members:
                 if key is not None:
-                    yield Group(index, position, offset, key, members, duplicate, places)
+                    yield Group(index, position, offset, key, members, problem, places)
                     position += index not in unusable
                 key, members, places, index = prefix, {}, {}, index + 1
                 offset = info.offset if can_seek else None
-                duplicate = key in keys
+                problem = defects.DUPLICATE_KEY if key in keys else None
                 keys.add(key)
-            wanted = position >= start and index not in unusable
+            if is_link:
+                problem = problem or defects.LINK
+            wanted = position >= start and index not in unusable and not is_link
             if suffix in IMAGE_SUFFIXES:
                 wanted = wanted and images
                 if can_seek:
@@ -226,10 +232,10 @@ def _group(
             members[suffix] = _content(tar, info, suffix) if wanted else None
     except tars.ERRORS:
         if key is not None and TEXT_SUFFIX in members and any(suffix in members for suffix in IMAGE_SUFFIXES):
-            yield Group(index, position, offset, key, members, duplicate, places)  # complete before the rest broke off
+            yield Group(index, position, offset, key, members, problem, places)  # complete before the rest broke off
         raise
     if key is not None:
-        yield Group(index, position, offset, key, members, duplicate, places)
+        yield Group(index, position, offset, key, members, problem, places)
 
 
 def _content(tar: tarfile.TarFile, info: tarfile.TarInfo, suffix: str) -> bytes | None:

@@ -163,6 +163,12 @@ def content(tar: tarfile.TarFile, info: tarfile.TarInfo) -> bytes:
     return data
 
 
+def is_link(info: tarfile.TarInfo) -> bool:
+    """Whether a member is a hard or symbolic link, whose content is elsewhere. Links are not followed: a stream cannot
+    go back to their target."""
+    return info.islnk() or info.issym()
+
+
 def split_name(path: str) -> tuple[str, str] | None:
     """Key and suffix of a member, split as webdataset does, whose regular expression takes quadratic time."""
     slash = path.rfind("/")

@@ -5,6 +5,7 @@ A folder in clip_benchmark's layout serves both tools:
     FOLDER/test/nshards.txt, FOLDER/test/{0..}.tar     image (jpg, png, webp) + .txt, a caption a line: for retrieval
                                                        image + .cls, the index of a class: for zero-shot
     FOLDER/classnames.txt, FOLDER/zeroshot_classification_templates.txt      a line each; "{c}" is the class
+    FOLDER/test/CLASS/*.jpg        in place of shards; CLASS is a line of classnames.txt or its number
     FOLDER/test/matches.json       optional: {"images_of_caption": [[0, 7], ...]}, all images that a caption truly fits
 
 A sample's .json may hold "captions" in place of the .txt, and any other facts, which are kept.
@@ -146,7 +147,7 @@ def _facts(members: dict[str, bytes], key: str, flag: str) -> Facts:
 def _captions(given: Any, members: dict[str, bytes], key: str, flag: str) -> list[str]:
     """Those of the .json, else the lines of the .txt, without blank ones."""
     if given is None or given == []:
-        given = members.get("txt", b"").decode("utf-8", "replace").splitlines()
+        given = _split_lines(members.get("txt", b"").decode("utf-8", "replace"))
     if not isinstance(given, list) or not all(isinstance(caption, str) for caption in given):
         raise ValueError(
             f'{flag}: the captions of the image {shown(key)} must be a list of texts, as in ["a dog", "a black dog"].'
@@ -189,14 +190,21 @@ def _image_folder(
 ) -> Labelled:
     root = folder / split if (folder / split).is_dir() else folder
     subfolders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
-    names = classes or [path.name.replace("_", " ") for path in subfolders]
-    if not subfolders or len(names) != len(subfolders):
+    if not subfolders:
         raise ValueError(
             f"{flag} {folder}: it has no classes; it needs {split}/nshards.txt and classnames.txt, or a subfolder of "
             "images for each class."
         )
-    found = Labelled(names, templates)
-    for label, subfolder in enumerate(subfolders):
+    names = [path.name.replace("_", " ") for path in subfolders]
+    found = Labelled(classes or names, templates)
+    labels = _labels(names, classes) if classes else range(len(names))
+    if labels is None:
+        raise ValueError(
+            f"{flag} {folder}: the {len(names)} subfolders of {root} do not pair with the {len(found.classes)} lines "
+            f"of {folder / 'classnames.txt'}: name each subfolder like its class, or number them from 0 in the order "
+            "of the lines; without classnames.txt the subfolders name the classes."
+        )
+    for label, subfolder in zip(labels, subfolders, strict=True):
         for path in sorted(subfolder.rglob("*")):
             if is_other_image(path.name) and path.is_file():
                 raise ValueError(
@@ -212,8 +220,35 @@ def _image_folder(
     return found
 
 
+def _labels(names: list[str], classes: list[str]) -> list[int] | None:
+    """Return the index of the class of each folder: by name, else by number, from 0 or from 1 on; None if neither
+    pairs every folder with a class of its own."""
+    keys, wanted = ([" ".join(name.replace("_", " ").split()) for name in some] for some in (names, classes))
+    if sorted(keys) == sorted(wanted) and len(set(keys)) == len(keys):
+        return [wanted.index(key) for key in keys]
+    if all(name.isdecimal() for name in names):
+        first = min(map(int, names))
+        if first < 2 and sorted(map(int, names)) == list(range(first, first + len(classes))):
+            return [int(name) - first for name in names]
+    return None
+
+
+def _split_lines(text: str) -> list[str]:
+    """Return the lines of a text, stripped. Only \\n and \\r\\n end a line: `str.splitlines` splits captions at U+2028
+    and form feeds, too."""
+    return [line.strip() for line in text.split("\n")]
+
+
 def _lines(path: Path) -> list[str] | None:
+    """Return the lines of a file without blank ones at its end; ValueError if another one is blank, since lines are
+    counted."""
+    if not path.is_file():
+        return None
     try:
-        return [line.strip() for line in path.read_text("utf-8").splitlines()] if path.is_file() else None
+        text = path.read_bytes().decode().rstrip()
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not text in UTF-8.") from None
+    lines = _split_lines(text) if text else []
+    if "" in lines:
+        raise ValueError(f"{path}: line {lines.index('') + 1} is blank: delete it, or write what belongs there.")
+    return lines

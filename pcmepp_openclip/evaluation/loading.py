@@ -113,6 +113,8 @@ def load_model(name: str, pretrained: str | None = None, device: str | None = No
         reason = " ".join(str(error).split())
         if "loading state_dict" in reason or isinstance(error, AssertionError):
             reason = f"--pretrained {pretrained} does not fit {name}: it is of another architecture."
+        if "Required pretrained weights" in reason:
+            reason = f"{name} has no weights that can be loaded: put them beside its config."
         raise ValueError(reason) from error
     probabilistic = isinstance(model, ProbabilisticModel) and not model.fresh_logvar
     return LoadedModel(model.eval(), bounded(preprocess), tokenizer, probabilistic, device)

@@ -13,6 +13,7 @@ from ..data.shards import IMAGE_SUFFIXES, MAX_TEXT_BYTES
 from ..data.sources import expand, kind, local_path, shown
 
 MAX_SHARDS = 1_000_000
+TEXT_SUFFIXES = ("txt", "json", "cls")
 OTHER_IMAGES = ("heic", "heif", "avif", "jxl", "svg")  # beside those that Pillow has a name for
 
 
@@ -104,9 +105,16 @@ def _of_shard(shard: str, flag: str) -> Iterator[tuple[str, ImageRef, dict[str, 
     with open(shard, "rb") as file:
         tar = tarfile.TarFile(fileobj=file, tarinfo=tars.Header)
         for info in tars.members(tar):
-            if not info.isreg() or (parts := tars.split_name(info.name)) is None:
+            if not (info.isreg() or tars.is_link(info)) or (parts := tars.split_name(info.name)) is None:
                 continue
             prefix, suffix = parts[0], parts[1].lower()
+            if tars.is_link(info):
+                if suffix in (*IMAGE_SUFFIXES, *TEXT_SUFFIXES) or is_other_image(info.name):
+                    raise LeftOut(
+                        f"{flag}: {shown(info.name)} of {shard} is a link, not a file: write the shard again with "
+                        "`tar --dereference --hard-dereference`."
+                    )
+                continue
             if prefix != key:
                 yield from finished()
                 key, image, members, names = prefix, None, {}, []
@@ -118,7 +126,7 @@ def _of_shard(shard: str, flag: str) -> Iterator[tuple[str, ImageRef, dict[str, 
                 raise LeftOut(f"{flag}: {shard} has the key {shown(key)} twice: give each sample its own.")
             if suffix in IMAGE_SUFFIXES:
                 image = ImageRef(os.path.abspath(shard), info.offset_data, info.size)
-            elif suffix in ("txt", "json", "cls"):
+            elif suffix in TEXT_SUFFIXES:
                 if info.size > MAX_TEXT_BYTES:
                     raise LeftOut(f"{flag}: {shown(info.name)} of {shard} has more than {MAX_TEXT_BYTES >> 20} MB.")
                 members[suffix] = tars.content(tar, info)

@@ -37,12 +37,13 @@ def seal(path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(-2, os.SEEK_END)  # the length of the comment
         file.write(SEAL_BYTES.to_bytes(2, "little") + SEAL)
-        file.write(_digest(file, file.tell()))
+        file.write(digest_of(file, file.tell()))
 
 
-def _digest(file: BinaryIO, length: int) -> bytes:
-    """Of the first `length` bytes: the SHA-256 of the CRC-32 of each piece. A CRC-32 finds every flipped bit, and is
-    faster than a disk also on processors that have no instructions for SHA-256. The file is left at `length`."""
+def digest_of(file: BinaryIO, length: int) -> bytes:
+    """Return the digest of the first `length` bytes: the SHA-256 of the CRC-32 of each piece. A CRC-32 finds every
+    flipped bit, and is faster than a disk also on processors that have no instructions for SHA-256. The file is left
+    at `length`."""
     digest, piece = hashlib.sha256(length.to_bytes(8, "big")), memoryview(bytearray(PIECE_BYTES))
     file.seek(0)
     for start in range(0, length, PIECE_BYTES):
@@ -74,7 +75,7 @@ def damage(path: Path) -> str | None:
             is_zip = file.read(len(ZIP)) == ZIP
             digest = _digest_at_end(file)
             if digest is not None:
-                good = _digest(file, file.tell() - len(digest)) == digest
+                good = digest_of(file, file.tell() - len(digest)) == digest
                 return None if good else "it is damaged, by its digest"
         return _damage_of_zip(path) if is_zip else None
     except OSError as error:
