@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -41,38 +42,102 @@ def slow_entropy(query, references, others, order, own_pairs):
 @pytest.mark.parametrize("of", ["images", "texts"])
 @pytest.mark.parametrize("order", [0.5, 1, 2])
 @pytest.mark.parametrize("chunk", [None, 100])
-def test_entropy_against_loops(of, order, chunk, monkeypatch):
+def test_confusion_against_loops(of, order, chunk, monkeypatch):
     if chunk:
         monkeypatch.setattr(bank, "CHUNK", chunk)
     images, texts = paired()
-    found = Bank(images, texts, SCALE, order)
+    found = Bank(images, texts, SCALE)
     own, other = (images, texts) if of == "images" else (texts, images)
     query = embeddings(9, 5)
     expected = [slow_entropy(q, other.double(), own.double(), order, True) for q in query.double()]
-    torch.testing.assert_close(found.entropy(query, of), torch.tensor(expected), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(found.share(query, of), torch.tensor(expected).exp() / 40, rtol=1e-3, atol=1e-4)
+    got = found.confusion(query, of, order=order)
+    torch.testing.assert_close(got, torch.tensor(expected).exp(), rtol=1e-3, atol=1e-4)
+    assert torch.equal(found.confusion(query, of), got) == (order == 2)
     gallery = embeddings(17, 6)
     expected = [slow_entropy(q, gallery.double(), own.double(), order, False) for q in query.double()]
-    torch.testing.assert_close(found.entropy(query, of, gallery), torch.tensor(expected), rtol=1e-4, atol=1e-4)
+    got = found.confusion(query, of, gallery, order)
+    torch.testing.assert_close(got, torch.tensor(expected).exp(), rtol=1e-3, atol=1e-4)
 
 
-def test_the_share_is_that_of_the_references_that_fit():
+def slow_crowding(query, of, captions):
+    nearest = sorted(captions, key=lambda caption: -float(query @ caption))[: bank.NEAREST]
+    if of == "texts":
+        return sum(float(query @ caption) for caption in nearest) / len(nearest)
+    return float((sum(nearest) / len(nearest)).norm())
+
+
+@pytest.mark.parametrize("of", ["images", "texts"])
+@pytest.mark.parametrize("items", [None, 33])
+@pytest.mark.parametrize("chunk", [None, 100])
+def test_multiplicity_against_loops(of, items, chunk, monkeypatch):
+    if chunk:
+        monkeypatch.setattr(bank, "CHUNK", chunk)
+    images, texts = (x.double() for x in paired())
+    own, other = (images, texts) if of == "images" else (texts, images)
+    query, gallery = embeddings(9, 5).double(), other if items is None else embeddings(items, 6).double()
+    captions = texts if of == "texts" else gallery
+    cosines = images @ texts.T
+    shift = -100.0  # by steps, until the mean probabilities of pairs and of other pairs add up to 1
+    for step in (10.0, 1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5, 1e-6):
+        while True:
+            p = 1 / (1 + (-(SCALE * cosines + shift + step)).exp())
+            pairs = float(p.diagonal().mean())
+            if pairs + float((p.sum() - p.diagonal().sum()) / (40 * 39)) > 1:
+                break
+            shift += step
+    x, y = [], []
+    for i, reference in enumerate(own):
+        leave = [j for j in range(len(gallery)) if items is not None or j != i]
+        odds = [math.exp(SCALE * float(reference @ gallery[j]) + shift) * 0.01 / 0.99 for j in leave]
+        y.append(math.log(sum(odd / (1 + odd) for odd in odds)))
+        others = [c for j, c in enumerate(captions) if j != i or (of == "images" and items is not None)]
+        x.append(slow_crowding(reference, of, others))
+    slope, offset = np.polyfit(x, y, 1)
+    expected = [min(len(gallery), math.exp(slope * slow_crowding(q, of, captions) + offset)) for q in query]
+    found = Bank(images.float(), texts.float(), SCALE)
+    got = found.multiplicity(query.float(), of, None if items is None else gallery.float(), prior=0.01)
+    torch.testing.assert_close(got.double(), torch.tensor(expected, dtype=torch.double), rtol=1e-3, atol=1e-4)
+    fewer = found.multiplicity(query.float(), of, None if items is None else gallery.float(), prior=1e-4)
+    assert (fewer < got).all()
+
+
+def test_multiplicity_of_one_item_and_of_equal_captions():
+    images, texts = paired()
+    alone = Bank(images, texts, SCALE).multiplicity(texts, "texts", images[:1])
+    assert alone.isfinite().all() and (alone <= 1).all()
+    equal = Bank(images, texts[:1].expand_as(texts), 1e4).multiplicity(images, "images")
+    assert equal.isfinite().all()
+
+
+def test_what_is_often_described_fits_more():
+    """Captions of a kind that 90 of 120 pairs belong to, and of one with 30."""
+    kinds = torch.eye(8)[[0] * 90 + [1] * 30]
+    images, texts = (F.normalize(kinds + 0.3 * embeddings(120, seed), dim=1) for seed in (1, 2))
+    found = Bank(images, texts, SCALE)
+    for of in ("images", "texts"):
+        many, few = found.multiplicity(torch.eye(8)[:2], of).tolist()
+        assert many > 1.3 * few
+
+
+def test_the_confusion_is_the_number_of_references_that_fit():
     """Eight orthogonal kinds of images and a caption of each kind, and captions that fit two and four kinds alike."""
     kinds = torch.eye(8)
     found = Bank(kinds.repeat(25, 1), kinds.repeat(25, 1), 60.0)
     captions = torch.stack([kinds[0], F.normalize(kinds[:2].sum(0), dim=0), F.normalize(kinds[:4].sum(0), dim=0)])
-    torch.testing.assert_close(found.share(captions, "texts"), torch.tensor([1 / 8, 2 / 8, 4 / 8]), rtol=1e-3, atol=0)
+    torch.testing.assert_close(found.confusion(captions, "texts"), torch.tensor([25.0, 50.0, 100.0]), rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_dtypes_and_autocast(dtype):
     found, query = Bank(*paired(), SCALE), embeddings(5, 3).to(dtype)
-    expected = found.entropy(query.float(), "texts")
+    questions = [found.confusion, found.multiplicity, found.hubness]
+    expected = [question(query.float(), "texts") for question in questions]
     with torch.autocast("cpu", torch.bfloat16):
-        got = found.entropy(query, "texts"), found.hubness(query, "texts"), found.entropy(query, "texts", query)
+        got = [question(query, "texts") for question in questions]
+        got += [question(query, "texts", query) for question in questions[:2]]
     assert all(x.dtype == torch.float32 for x in got)
-    torch.testing.assert_close(got[0], expected)
-    assert found.entropy(query[:0], "images").shape == (0,)
+    torch.testing.assert_close(got[:3], expected)
+    assert all(question(query[:0], "images").shape == (0,) for question in questions)
 
 
 def test_the_distances_of_a_bank_against_loops():
@@ -92,7 +157,9 @@ def test_the_distances_of_a_bank_against_loops():
                     if isinstance(by_bank, HubnessCorrected):
                         expected += 0.7 / SCALE * float(found.hubness(item, kind))
                     else:
-                        expected += float(found.hubness(item, kind) - found.share(item, kind).log()) / SCALE
+                        expected += (
+                            float(found.hubness(item, kind) - (found.confusion(item, kind, order=1) / 40).log()) / SCALE
+                        )
                     assert float(matrix[i, j]) == pytest.approx(expected, abs=1e-5)
     torch.testing.assert_close(BankEntailment(found).matrix(images, texts), by_bank.transposed.matrix(texts, images).T)
 
@@ -121,9 +188,9 @@ def test_bad_banks():
     for wrong in ((images, texts[:5]), (images[:1], texts[:1]), (images[0], texts[0])):
         with pytest.raises(ValueError, match="needs at least two pairs"):
             Bank(*wrong, SCALE)
-    for scale, order in ((math.nan, 1), (1e39, 1), (0, 1), (SCALE, math.inf), (SCALE, 0), (SCALE, 1e9)):
-        with pytest.raises(ValueError, match=r"needs (a scale|an order) between .* not"):
-            Bank(images, texts, scale, order)
+    for scale in (math.nan, 1e39, 0):
+        with pytest.raises(ValueError, match=r"needs a scale between .* not"):
+            Bank(images, texts, scale)
 
 
 @pytest.mark.parametrize("order", [1 + 1e-10, 1 - 1e-10, 1 + 1e-6, 0.999, 1.05, 0.91, 1.11, 0.01, 100])
@@ -143,7 +210,7 @@ def test_orders_near_one_and_far_from_it(order):
 def write_bank(path, images=None, texts=None, **about):
     """A file with a good digest, whatever it holds."""
     images, texts = (x.half() for x in (paired(3) if images is None else (images, texts)))
-    about = {"format": store.FORMAT, "fingerprint": "a", "scale": "12.0", "order": "1.0", **about}
+    about = {"format": store.FORMAT, "fingerprint": "a", "scale": "12.0", **about}
     tensors = {"images": images, "texts": texts}
     save_file(tensors, path, {**about, "sha256": store.fingerprint_of(tensors, about)})
     return path
@@ -171,8 +238,7 @@ BAD_FILES = {
     "no width": ({"images": torch.zeros(3, 0), "texts": torch.zeros(3, 0)}, "not vectors of length 1"),
     "one row": ({"images": torch.ones(1), "texts": torch.ones(1)}, "not vectors of length 1"),
     "scale": ({"scale": "1e39"}, "needs a scale between"),
-    "order": ({"order": "nan"}, "needs an order between"),
-    "no number": ({"order": "one"}, "could not convert"),
+    "no number": ({"scale": "one"}, "could not convert"),
     "width": ({"images": paired(3, dims=6)[0], "texts": paired(3, dims=6)[1]}, "for a different model"),
     "the model's scale": ({"scale": "13.0"}, "for a different model"),
     "weights": ({"fingerprint": "b"}, "for a different model"),

@@ -57,7 +57,7 @@ def test_kendall_tau_of_a_bank_against_scipy():
     bank = Bank(images.mean, F.normalize(images.mean + 0.3 * texts.mean[: len(images.mean)], dim=-1), 7.0)
     specificity = vagueness.specificities(chains, texts, root, probabilistic=False, bank=bank)
     assert list(specificity) == ["bank", "radius", "caption_length"]
-    values = [-float(bank.entropy(text[None], "texts")) for text in texts.mean]
+    values = [-float(bank.confusion(text[None], "texts")) for text in texts.mean]
     expected = [stats.kendalltau(values[4 * i : 4 * i + 4], [1, 2, 3, 4]).statistic for i in range(12)]
     assert as_dict(vagueness.order(chains, specificity))["captions/bank/kendall_tau"] == pytest.approx(
         sum(expected) / 12

@@ -45,7 +45,7 @@ def test_a_folder_with_its_bank_is_loaded_in_one_line(guarded, push, tmp_path, p
         model = ImageTextModel(name)
         assert torch.equal(model.bank.images_BD, bank.images_BD)
         local = ImageTextModel(f"local-dir:{folder}")
-        assert torch.equal(model.ambiguity(texts=TEXTS), local.ambiguity(texts=TEXTS))
+        assert torch.equal(model.confusion(texts=TEXTS), local.confusion(texts=TEXTS))
         images = [draw(*SCENES[0])]
         assert torch.equal(model.match_probability(images, TEXTS), local.match_probability(images, TEXTS))
 

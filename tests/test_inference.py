@@ -4,6 +4,9 @@ import copy
 import json
 import math
 import shutil
+import warnings
+from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import open_clip
@@ -64,14 +67,14 @@ def slow_hubness(bank, mean_D, of, without=None):
     return math.log(sum(terms) / len(terms))
 
 
-def slow_share(bank, mean_D, of):
+def slow_confusion(bank, mean_D, of, order=2):
     other, kind = (bank.texts_BD, "texts") if of == "images" else (bank.images_BD, "images")
     weights = [
         math.exp(bank.scale * float(mean_D @ r) - slow_hubness(bank, r, kind, without=j))
         for j, r in enumerate(other.double())
     ]
     p = [w / sum(weights) for w in weights]
-    return math.exp(-sum(x * math.log(x) for x in p)) / len(p)
+    return 1 / sum(x**2 for x in p) if order == 2 else math.exp(-sum(x * math.log(x) for x in p))
 
 
 def each_pair(images, texts, value):
@@ -122,7 +125,7 @@ def test_one_image_a_batch_of_pixels_and_what_is_encoded_already(models):
     assert torch.equal(model.encode_images(pixels).mean, images.mean)
     for score in scores.SCORES:
         assert torch.equal(model.similarity(images, texts, score), model.similarity(IMAGES, TEXTS, score))
-    assert torch.equal(model.ambiguity(texts=texts), model.ambiguity(texts=TEXTS))
+    assert torch.equal(model.confusion(texts=texts), model.confusion(texts=TEXTS))
 
 
 def as_file(image, kind, path):
@@ -160,31 +163,48 @@ def test_an_untrained_branch_gives_means_only(models, tmp_path):
     assert not model.probabilistic and (model.encode_texts(["a dog"]).logvar == -torch.inf).all()
     assert not model.model.training
     with pytest.raises(
-        ValueError, match="PCMEpp-tiny has neither a bank nor trained variances: make a bank by `pcmepp"
+        ValueError, match="PCMEpp-tiny has no trained variances: train them with pcmepp train --head-only"
     ):
-        model.ambiguity(texts=["a dog"])
+        model.vagueness(texts=["a dog"])
 
 
-# --- Ambiguity and scores ----------------------------------------------------------------------------------
+# --- Questions and scores ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["pcmepp-bank", "plain-bank"])
-def test_ambiguity_by_the_bank(models, name):
+def test_confusion_and_multiplicity_ask_the_bank(models, name):
     model = models[name]
     images, texts = model.encode_images(IMAGES), model.encode_texts(TEXTS)
-    close(model.ambiguity(texts=TEXTS), [slow_share(model.bank, x, "texts") for x in texts.mean.double()])
-    expected = [slow_share(model.bank, x, "images") for x in images.mean.double()]
-    close(model.ambiguity(images=IMAGES), expected)
-    close(model.ambiguity(images=IMAGES, estimator="bank"), expected)
-    assert max(expected) / min(expected) > 1.0001 and min(expected) >= 1 / 12 and max(expected) <= 1
+    for of, given, found, other in (("texts", TEXTS, texts, IMAGES), ("images", IMAGES, images, TEXTS)):
+        confusion = model.confusion(**{of: given})
+        close(confusion, [slow_confusion(model.bank, x, of) for x in found.mean.double()])
+        assert confusion.max() / confusion.min() > 1.0001 and confusion.min() >= 1 and confusion.max() <= 12
+        among = (images if of == "texts" else texts).mean
+        for question in ("confusion", "multiplicity"):
+            ask, of_bank = getattr(model, question), getattr(model.bank, question)
+            assert torch.equal(ask(**{of: given}), of_bank(found.mean, of))
+            assert torch.equal(ask(**{of: given}, gallery=other), of_bank(found.mean, of, among))
 
 
-@pytest.mark.parametrize("name, estimator", [("pcmepp", None), ("pcmepp", "variance"), ("pcmepp-bank", "variance")])
-def test_ambiguity_by_the_variance(models, name, estimator):
-    model = models[name]
+def test_vagueness_is_the_variance_and_warns_where_it_was_trained_by_matching(models):
+    model = models["pcmepp"]
     for kind, given in (("texts", TEXTS), ("images", IMAGES)):
         logvar = getattr(model, f"encode_{kind}")(given).logvar.double()
-        close(model.ambiguity(**{kind: given}, estimator=estimator), [float(row.exp().sum()) for row in logvar])
+        with pytest.warns(UserWarning, match="trained by matching.*--objective vagueness"):
+            found = model.vagueness(**{kind: given})
+        close(found, [float(row.exp().sum()) for row in logvar])
+    trained = replace(model.model.pcmepp_cfg, weights={"difficulty_weight": 1.0})
+    with warnings.catch_warnings(), mock.patch.object(model.model, "pcmepp_cfg", trained):
+        warnings.simplefilter("error")
+        assert torch.equal(model.vagueness(images=IMAGES), model.encode_images(IMAGES).uncertainty)
+
+
+def test_the_old_names_say_what_to_ask(models):
+    with pytest.raises(AttributeError, match=r"confusion .* multiplicity .* vagueness"):
+        models["pcmepp-bank"].ambiguity(texts=TEXTS)
+    for name in ("entropy", "share"):
+        with pytest.raises(AttributeError, match=f"{name}.*confusion.*multiplicity"):
+            getattr(models["pcmepp-bank"].bank, name)
 
 
 @pytest.mark.parametrize("name", ["pcmepp-bank", "plain-bank"])
@@ -196,7 +216,10 @@ def test_scores_by_the_bank(models, name):
         return float(v @ t) - (slow_hubness(bank, v, "images") + slow_hubness(bank, t, "texts")) / 2 / bank.scale
 
     def entailment(v, t, u_v, u_t):
-        return float(v @ t) - (slow_hubness(bank, t, "texts") - math.log(slow_share(bank, t, "texts"))) / bank.scale
+        return (
+            float(v @ t)
+            - (slow_hubness(bank, t, "texts") - math.log(slow_confusion(bank, t, "texts", order=1) / 12)) / bank.scale
+        )
 
     close(model.similarity(IMAGES, TEXTS), each_pair(images, texts, lambda v, t, u_v, u_t: float(v @ t)))
     close(model.similarity(IMAGES, TEXTS, "csd"), each_pair(images, texts, csd))
@@ -251,15 +274,19 @@ def test_match_probability(models, name, prior):
 # --- Mistakes ----------------------------------------------------------------------------------------------
 
 MISTAKES = {
-    "no bank": ("pcmepp", lambda m: m.ambiguity(texts="a", estimator="bank"), "has no bank: make one by `pcmepp bank`"),
-    "no variances": ("plain-bank", lambda m: m.ambiguity(texts="a", estimator="variance"), "has no trained variances"),
-    "neither": ("plain", lambda m: m.similarity(IMAGES, TEXTS, "csd"), "neither a bank nor trained variances"),
-    "estimator": ("pcmepp", lambda m: m.ambiguity(texts="a", estimator="x"), "must be one of bank, variance, not 'x'"),
+    "no bank": ("pcmepp", lambda m: m.confusion(texts="a"), "has no bank: make one by `pcmepp bank`"),
+    "no variances": ("plain-bank", lambda m: m.vagueness(texts="a"), "has no trained variances"),
+    "neither": ("plain", lambda m: m.similarity(IMAGES, TEXTS, "csd"), "plain.* has no bank: make one"),
+    "estimator": (
+        "pcmepp",
+        lambda m: m.similarity(IMAGES, TEXTS, "csd", "x"),
+        "must be one of bank, variance, not 'x'",
+    ),
     "score": ("pcmepp", lambda m: m.similarity(IMAGES, TEXTS, "x"), "one of cosine, csd, entailment, not 'x'"),
     "no calibration": ("pcmepp", lambda m: m.match_probability(IMAGES, TEXTS), "run `pcmepp calibrate`"),
     "prior": ("pcmepp-bank", lambda m: m.match_probability(IMAGES, TEXTS, prior=1), "strictly between 0 and 1"),
-    "both": ("pcmepp-bank", lambda m: m.ambiguity(texts=TEXTS, images=IMAGES), "one of the two"),
-    "nothing": ("pcmepp-bank", lambda m: m.ambiguity(), "one of the two"),
+    "both": ("pcmepp-bank", lambda m: m.confusion(texts=TEXTS, images=IMAGES), "one of the two"),
+    "nothing": ("pcmepp-bank", lambda m: m.multiplicity(), "one of the two"),
     "empty": ("pcmepp-bank", lambda m: m.encode_texts([]), "There are no texts to encode"),
     "a path": ("plain", lambda m: m.encode_images(["photo.jpg"]), "not str: open a file with PIL.Image.open"),
     "an array": ("plain", lambda m: m.encode_images(np.zeros((3, 8, 8))), "images must be .* not ndarray"),
@@ -319,11 +346,11 @@ def test_a_model_that_does_not_exist(name):
 
 def test_a_bank_by_its_file_or_its_folder(folders, models, tmp_path):
     shutil.copy(folders / "plain-bank" / BANK_FILE, tmp_path / "other.safetensors")
-    expected = models["plain-bank"].ambiguity(texts=TEXTS)
+    expected = models["plain-bank"].confusion(texts=TEXTS)
     by_file = ImageTextModel(f"local-dir:{folders / 'plain'}", bank=tmp_path / "other.safetensors")
-    assert torch.equal(by_file.ambiguity(texts=TEXTS), expected) and by_file.calibration is None
+    assert torch.equal(by_file.confusion(texts=TEXTS), expected) and by_file.calibration is None
     by_folder = ImageTextModel(f"local-dir:{folders / 'plain'}", bank=str(folders / "plain-bank"))
-    assert torch.equal(by_folder.ambiguity(texts=TEXTS), expected)
+    assert torch.equal(by_folder.confusion(texts=TEXTS), expected)
     assert by_folder.calibration == models["plain-bank"].calibration is not None
     shutil.copy(folders / "plain-bank" / CALIBRATION_FILE, tmp_path)
     by_file = ImageTextModel(f"local-dir:{folders / 'plain'}", bank=tmp_path / "other.safetensors")

@@ -59,7 +59,7 @@ def test_the_exported_model_tells_vague_from_exact(demo):
     bank = load_bank(demo / "model" / BANK_FILE, bank_fingerprint(model, tokenizer))
     with torch.inference_mode():
         texts = model.encode_text_gaussian(tokenizer(["a shape", "a small red circle left of a large blue square"]))
-    for vague, exact in (texts.uncertainty.tolist(), bank.share(texts.mean, "texts").tolist()):
+    for vague, exact in (texts.uncertainty.tolist(), bank.confusion(texts.mean, "texts").tolist()):
         assert vague > exact
 
 

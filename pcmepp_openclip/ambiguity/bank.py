@@ -27,9 +27,11 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from ..distances import Distance, Factors
 from ..gaussian import Gaussian, full_precision
@@ -103,6 +105,14 @@ class Bank:
     def __len__(self) -> int:
         return len(self.images_BD)
 
+    def __getattr__(self, name: str) -> Any:
+        if name in ("entropy", "share"):
+            raise AttributeError(
+                f"Bank.{name} is two questions now: confusion, among how many items the model confuses a query, and "
+                "multiplicity, how many items the query is true of."
+            )
+        raise AttributeError(f"A Bank has no attribute {name!r}.")
+
     def to(self, device: torch.device | str) -> "Bank":
         return Bank(self.images_BD.to(device), self.texts_BD.to(device), self.scale)
 
@@ -147,7 +157,7 @@ class Bank:
                 logits = self.scale * part @ items_MD.T + shift
                 if is_bank:
                     logits.diagonal(first).fill_(-torch.inf)  # the own pair, which a model may have memorised
-                log_sum_B.append(logits.sigmoid().sum(dim=1).log())
+                log_sum_B.append(logsigmoid(logits).logsumexp(dim=1))
                 crowding_B.append(_crowding(part, of, captions_MD, first if of == TEXTS or is_bank else None))
                 first += len(part)
             x_B, y_B = torch.cat(crowding_B), torch.cat(log_sum_B)

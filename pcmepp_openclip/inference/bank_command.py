@@ -45,10 +45,7 @@ def report(bank: Bank, captions: list[str], path: Path) -> None:
         print(f"{beside} was made before this bank: run `pcmepp calibrate` again if it was fitted with a bank.")
     confusion_B = bank.confusion(bank.texts_BD, TEXTS)
     order = confusion_B.argsort(descending=True)
-    print(
-        f"\nCaptions in the bank, from the most to the least confusing, by the effective number of its {len(bank):,} images "
-        "among which the model confuses each:"
-    )
+    print(f"\nCaptions in the bank, and among how many of its {len(bank):,} images the model confuses them:")
     for i in dict.fromkeys(torch.linspace(0, len(order) - 1, EXAMPLES).long().tolist()):
         row = int(order[i])
         print(f"  {confusion_B[row]:8.1f}  {shown(captions[row])}")
