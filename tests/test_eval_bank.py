@@ -185,7 +185,7 @@ def test_the_report_shows_it(found):
     for words in (
         "bank over the gallery",
         "scenes: probability of a pair",
-        "the images and their ambiguity by the bank",
+        "the images and their confusion by the bank",
     ):
         assert words in page
     assert ("the images and their uncertainty" in page) == (name == "PCMEpp-tiny")
