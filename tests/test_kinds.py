@@ -10,6 +10,8 @@ from kinds import KINDS, PAD, kind_batch, kind_model, slow_token_head, stock_twi
 
 from pcmepp_openclip import PCMEppCLIP, PCMEppCustomTextCLIP
 from pcmepp_openclip.host.towers import text_may_be_cut
+from pcmepp_openclip.models.export import export_model
+from pcmepp_openclip.models.fingerprint import bank_fingerprint, model_fingerprint
 from pcmepp_openclip.models.pcmepp import is_pcmepp_parameter
 
 TOP = {"timm tokens": ["image"], "timm map": ["image"], "resnet": ["image"], "hugging face": ["text"]}
@@ -29,6 +31,16 @@ def model(kind):
 
 
 # By name.
+
+
+def test_a_bank_fits_the_stock_model_and_both_when_they_are_exported(kind, model, tmp_path):
+    stock = stock_twin(model, kind)
+    exported = [
+        open_clip.create_model(f"local-dir:{export_model(one, tmp_path / name.replace(' ', '-'), name)}")
+        for one, name in ((model, f"PCMEpp-{kind}"), (stock, kind))
+    ]
+    assert len({bank_fingerprint(one, open_clip.tokenize) for one in (model, stock, *exported)}) == 1
+    assert len({model_fingerprint(one, open_clip.tokenize) for one in (model, exported[0])}) == 1
 
 
 def test_the_name_gives_the_stock_config_and_a_default_block(kind, model):

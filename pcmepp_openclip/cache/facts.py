@@ -49,7 +49,7 @@ def read_shards(folder: Path, shards: Sequence[Shard]) -> dict[str, list]:
                 status = os.fstat(file.fileno())
                 now = [status.st_size, status.st_mtime_ns]
                 noted = before.get(str(index)) if isinstance(before, dict) else None
-                if isinstance(noted, list) and noted[:2] == now:
+                if isinstance(noted, list) and len(noted) == 3 and noted[:2] == now:
                     return noted
                 return [*now, digest_of(file, status.st_size).decode()]
         except OSError:
