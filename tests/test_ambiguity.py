@@ -60,7 +60,7 @@ def test_confusion_against_loops(of, order, chunk, monkeypatch):
 
 
 def slow_crowding(query, of, captions):
-    nearest = sorted(captions, key=lambda caption: -float(query @ caption))[: bank.NEAREST]
+    nearest = sorted(captions, key=lambda caption: -float(query @ caption))[:3]
     if of == "texts":
         return sum(float(query @ caption) for caption in nearest) / len(nearest)
     return float((sum(nearest) / len(nearest)).norm())
@@ -109,10 +109,19 @@ def test_multiplicity_of_one_item_and_of_equal_captions():
     assert equal.isfinite().all()
 
 
+def test_the_crowding_takes_half_a_percent_of_the_captions():
+    captions, query = embeddings(1400, 0), embeddings(5, 1)
+    cosine = query.double() @ captions.double().T
+    nearest = cosine.sort(dim=1, descending=True)
+    expected = nearest.values[:, :7].mean(dim=1), captions.double()[nearest.indices[:, :7]].mean(dim=1).norm(dim=1)
+    for of, values in zip(("texts", "images"), expected, strict=True):
+        torch.testing.assert_close(bank._crowding(query, of, captions).double(), values, rtol=1e-5, atol=1e-6)
+
+
 def test_what_is_often_described_fits_more():
-    """Captions of a kind that 90 of 120 pairs belong to, and of one with 30."""
-    kinds = torch.eye(8)[[0] * 90 + [1] * 30]
-    images, texts = (F.normalize(kinds + 0.3 * embeddings(120, seed), dim=1) for seed in (1, 2))
+    """Captions of a kind that 900 of 1,000 pairs belong to, and of one with 100."""
+    kinds = torch.eye(8)[[0] * 900 + [1] * 100]
+    images, texts = (F.normalize(kinds + 0.8 * embeddings(1000, seed), dim=1) for seed in (1, 2))
     found = Bank(images, texts, SCALE)
     for of in ("images", "texts"):
         many, few = found.multiplicity(torch.eye(8)[:2], of).tolist()

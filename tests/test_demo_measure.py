@@ -96,23 +96,24 @@ def test_the_bank_s_numbers_against_plain_loops(case):
     def own_hubness(i, own, references):
         return hubness(own[i], [r for j, r in enumerate(references) if j != i])
 
-    def entropy(query, references, offsets):
+    def confusion(query, references, offsets, order=2):
         logits = torch.stack([SCALE * query @ r - h for r, h in zip(references, offsets, strict=True)])
         p = logits.softmax(dim=0)
-        return float(-(p * p.log()).sum())
+        return 1 / float((p * p).sum()) if order == 2 else math.exp(-(p * p.log()).sum())
 
     of_images = [own_hubness(i, bank.images_BD, bank.texts_BD) for i in range(len(bank))]
-    text_entropy = torch.tensor([entropy(t, bank.images_BD, of_images) for t in texts.mean])
+    text_confusion = torch.tensor([confusion(t, bank.images_BD, of_images) for t in texts.mean])
+    share = torch.tensor([confusion(t, bank.images_BD, of_images, order=1) for t in texts.mean]) / len(bank)
     number = truth.fits_MN.sum(dim=1)
     expected = stats.spearmanr(bank.multiplicity(texts.mean, "texts"), number)[0]
     assert numbers["bank/caption_matches_spearman"] == pytest.approx(expected, abs=1e-4)
     text_hubness = torch.tensor([hubness(t, bank.images_BD) for t in texts.mean])
     cosine_NM = images.mean @ texts.mean.T
-    entailment = cosine_NM - (text_hubness - (text_entropy.exp() / len(bank)).log()) / SCALE
+    entailment = cosine_NM - (text_hubness - share.log()) / SCALE
     assert numbers["bank/wording_entailment_mAP@R"] == pytest.approx(slow_map_at_r(entailment, truth.fits_MN.T))
     by_mean = slow_map_at_r(cosine_NM, truth.fits_MN.T)
     assert numbers["bank/entailment_gain_mAP@R"] == pytest.approx(numbers["bank/wording_entailment_mAP@R"] - by_mean)
-    prior = text_entropy.expand(20, 50)
+    prior = bank.multiplicity(texts.mean, "texts").expand(20, 50)
     assert numbers["bank/wording_prior_mAP@R"] == pytest.approx(slow_map_at_r(prior, truth.fits_MN.T))
     image_hubness = torch.tensor([hubness(v, bank.texts_BD) for v in images.mean])
     to_image = (cosine_NM.T - 0.5 * image_hubness / SCALE).argmax(dim=1)
@@ -122,10 +123,10 @@ def test_the_bank_s_numbers_against_plain_loops(case):
     assert [numbers[f"bank/{n}_csd_own_R@1"] for n in ("text_to_image", "image_to_text")] == pytest.approx(hits)
     assert numbers["bank/csd_gain_R@1"] == pytest.approx(sum(hits) / 2 - numbers["own_R@1"])
     missed = cosine_NM.argmax(dim=0) != truth.own_M
-    gallery = torch.tensor([entropy(t, images.mean, image_hubness.tolist()) for t in texts.mean])
+    gallery = torch.tensor([confusion(t, images.mean, image_hubness.tolist()) for t in texts.mean])
     for name, score in (
         ("bank/text_to_image_gallery_miss_auroc", gallery),
-        ("bank/text_to_image_miss_auroc", text_entropy),
+        ("bank/text_to_image_miss_auroc", text_confusion),
         ("text_to_image_miss_auroc", texts.uncertainty),
         ("text_to_image_cosine_miss_auroc", -cosine_NM.amax(dim=0)),
     ):

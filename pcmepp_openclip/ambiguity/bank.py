@@ -7,8 +7,8 @@
 The confusion is the exponential of Rényi's entropy of order 2: n for a query that n items suit equally well, so it says
 whether the model knows where the query belongs, and not how many items are truly right. That is another question:
 
-    crowding      of a caption: its mean cosine with the 20 captions of the bank that are nearest to it
-                  of an image: the length of the mean of the 20 captions that are nearest to it, 1 where they are alike
+    crowding      of a caption: its mean cosine with the captions of the bank that are nearest to it, half a percent
+                  of an image: the length of the mean of the captions that are nearest to it, 1 where they are alike
     multiplicity  = exp(slope crowding + offset)              the number of items that the query is true of
 
 An input of a kind that people often describe fits many. The line is the regression of log sum_j P(pair of q and r_j) on
@@ -41,7 +41,7 @@ OTHER = {IMAGES: TEXTS, TEXTS: IMAGES}
 HUBNESS_WEIGHT = 0.5
 SCALES = (1e-3, 1e4)  # the least and the greatest
 NEAR_ONE = 0.1
-NEAREST = 20  # captions of the crowding
+NEAREST, FEWEST = 0.005, 3  # the share of the captions that the crowding takes, and how many at least
 PRIOR = 1e-3  # the share of true pairs among all pairs that `multiplicity` assumes
 CALIBRATED_ON = 1000  # pairs of the bank, each with each
 CHUNK = 10_000_000  # elements of a matrix held at a time
@@ -274,7 +274,8 @@ def _crowding(mean_ND: Tensor, of: str, captions_MD: Tensor, own: int | None = N
     cosine_NM = mean_ND.float() @ captions_MD.T
     if own is not None:
         cosine_NM.diagonal(own).fill_(-torch.inf)
-    nearest = cosine_NM.topk(min(NEAREST, len(captions_MD) - (own is not None)), dim=1)
+    count = max(FEWEST, round(NEAREST * len(captions_MD)))
+    nearest = cosine_NM.topk(min(count, len(captions_MD) - (own is not None)), dim=1)
     if of == TEXTS:
         return nearest.values.mean(dim=1)
     return captions_MD[nearest.indices].mean(dim=1).norm(dim=1)
