@@ -10,6 +10,7 @@ import torch
 from ..host import never_ask
 from ..host.data import bounded
 from ..models.pcmepp import ProbabilisticModel
+from ..system.text import did_you_mean
 from .recorded import recorded_changes
 
 
@@ -39,6 +40,19 @@ def add_model_flags(parser: Any) -> None:
     parser.add_argument("--pretrained", help="a pretrained tag of open_clip or a checkpoint file")
 
 
+def check_name(name: str) -> None:
+    """ValueError, with the names that resemble it, for the name of a model that open_clip does not know."""
+    if ":" in name:
+        return
+    try:
+        if open_clip.get_model_config(name.replace("/", "-")) is not None:
+            return
+    except RuntimeError as error:  # there is no such PCME++ model
+        raise ValueError(str(error)) from None
+    hint = did_you_mean(name, open_clip.list_models(), "`open_clip.list_models()` lists the models.", count=3)
+    raise ValueError(f"There is no model '{name}'; {hint}")
+
+
 def load_model(name: str, pretrained: str | None = None, device: str | None = None) -> LoadedModel:
     """The model that `open_clip.create_model(name, pretrained)` builds, as the run trained it that wrote `pretrained`.
 
@@ -50,6 +64,7 @@ def load_model(name: str, pretrained: str | None = None, device: str | None = No
     local = int(os.environ.get("LOCAL_RANK", "0"))
     device = device or (f"cuda:{local}" if torch.cuda.is_available() else "cpu")
     never_ask()
+    check_name(name)
     try:
         changes = recorded_changes(name, pretrained)
         model, _, preprocess = open_clip.create_model_and_transforms(

@@ -192,6 +192,8 @@ class ImageTextModel:
             return self.bank
         if estimator == "bank":
             raise ValueError(f"{self.name} has no bank: make one by `pcmepp bank`, and give it as bank=FILE.")
+        if not self.probabilistic and self.bank is not None:
+            raise ValueError(f"{self.name} has no trained variances: drop estimator='variance' to use its bank.")
         if not self.probabilistic:
             lacking = "neither a bank nor trained variances" if estimator is None else "no trained variances"
             raise ValueError(f"{self.name} has {lacking}: make a bank by `pcmepp bank`, and give it as bank=FILE.")
