@@ -4,12 +4,27 @@
 #   PYTHON   how to start Python on a node (default: python3); in the site file it may be an array, such as a container
 #   SITE     the site file (default: site.sh next to this file)
 
+unset CDPATH # with it, cd would search other folders
 launch_dir=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+if [[ ${SITE:-} && ! -r $SITE ]]; then
+    printf 'SITE=%q: this file cannot be read.\n' "$SITE" >&2
+    exit 2
+fi
 SITE=${SITE:-$launch_dir/site.sh}
+if [[ $SITE != */* ]]; then SITE=./$SITE; fi # PATH is searched for a name without a slash
 if [[ -e $SITE ]]; then
     # shellcheck source=launch/site.sh
     source "$SITE"
 fi
+
+# Shell arithmetic runs the commands in a value such as x[$(command)], so numbers are digits and nothing else.
+for number in NPROC NNODES PORT JOIN_SECONDS MAX_RESTARTS VM_RESTARTS TORCH_ELASTIC_SHUTDOWN_TIMEOUT \
+    SLURM_JOB_ID SLURM_JOB_NUM_NODES SLURM_RESTART_COUNT SLURM_GPUS_ON_NODE SLURM_CPUS_PER_TASK; do
+    if [[ ! ${!number:-0} =~ ^(0|[1-9][0-9]{0,17})$ ]]; then
+        printf '%s=%q: give a whole number in digits.\n' "$number" "${!number}" >&2
+        exit 2
+    fi
+done
 
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}                # a rank and its data workers share the cores
 export PYTHONFAULTHANDLER=1                                 # a crash in C leaves a trace

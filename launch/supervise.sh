@@ -14,7 +14,7 @@ value() {
         if [[ $flag == "$1="* ]]; then found=${flag#*=}; fi
         before=$flag
     done
-    echo "$found"
+    printf '%s\n' "$found" # echo would take a name of -n for an option
 }
 
 # find_run NAME: the run folder, in `run`, with this name unless the flags have one. It is determined here, so that it
@@ -26,7 +26,7 @@ find_run() {
     run=${logs:-logs}/$(value --name)
     flags=(--resume latest "${flags[@]}")
     # The caller's --resume is where the run began; once the run has its own checkpoint, it resumes from that.
-    if compgen -G "$run/checkpoints/*.pt" >/dev/null; then flags+=(--resume latest); fi
+    if [[ $(find "$run/checkpoints" -name '*.pt' 2>/dev/null) ]]; then flags+=(--resume latest); fi
 }
 
 # A run renews its lock every ten seconds; the folder of a live run is left alone.

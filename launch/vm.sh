@@ -20,6 +20,10 @@ source "$here/supervise.sh"
 if [[ $dry_run ]]; then exec "$launch_dir/local.sh" "$@"; fi
 
 METADATA=${METADATA:-http://169.254.169.254}
+if [[ ! $METADATA =~ ^https?:// ]]; then
+    printf 'METADATA=%q: give an address that starts with http://.\n' "$METADATA" >&2
+    exit 2
+fi
 restarts=${VM_RESTARTS:-0} # counted by this script, which starts itself again
 who="start $restarts: "
 

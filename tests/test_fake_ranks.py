@@ -5,6 +5,8 @@ The lists below are those of a step of the training loop. A change of the loss t
 ranks, and a rank that calls others than its peers waits forever.
 """
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -66,7 +68,11 @@ def test_the_collectives_of_the_loss(ranks, weights):
     expected = forward_collectives(n, ranks, terms)
     assert kinds(forward) == [*expected[:2], *keys, *expected[2:]]
     assert kinds(backward) == backward_collectives(n, ranks)
-    assert {each.device for each in forward.collectives + backward.collectives} == {"cuda"}
+    every = forward.collectives + backward.collectives
+    assert {each.device for each in every} == {"cuda"}
+    count = len(every) - 1  # without the values
+    said = "or {} with pseudo-positives" if weights else "The loss calls {} collectives"
+    assert said.format(count) in (Path(__file__).parent.parent / "docs/gpus.md").read_text()
 
 
 @pytest.mark.parametrize("ranks", RANKS)

@@ -164,6 +164,37 @@ def test_compiled():
     assert_same_gradients(gradients(model, compiled), plain, tolerance=2e-5)
 
 
+def test_compiled_in_one_graph():
+    torch.compiler.reset()
+    model = make_model("PCMEpp-tiny", **mini_config(pool="gpo"))
+    image, text = torch.randn(3, 3, 8, 8), torch.randint(1, 60, (3, 8))
+    text[:, 5] = text[1, 2] = 63
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    eager, found = model(image, text), compiled(image, text)
+    assert_close(found, eager, tolerance=2e-6)
+    assert_same_gradients(gradients(model, found), gradients(model, eager), tolerance=2e-5)
+    with torch.no_grad():
+        for length in (7, 6):  # texts are cut to the longest one
+            assert_close(compiled(image, text[:, :length]), model(image, text[:, :length]), tolerance=2e-6)
+
+
+def test_an_onnx_file_gives_the_same(tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model = make_model("PCMEpp-tiny", **mini_config(pool="gpo")).eval()
+    image, text = torch.randn(3, 3, 8, 8), torch.randint(1, 60, (3, 8))
+    text[:, 5] = text[1, 2] = 63
+    torch.onnx.export(model, (image, text), tmp_path / "model.onnx", dynamo=True, verbose=False)
+    session = runtime.InferenceSession(tmp_path / "model.onnx")
+    with torch.no_grad():
+        other = text.flip(0)  # the lengths of the example are not built in
+        expected = model(image.flip(1), other)
+    inputs = [each.name for each in session.get_inputs()]
+    outputs = session.run(None, dict(zip(inputs, [image.flip(1).numpy(), other.numpy()], strict=True)))
+    found = dict(zip(expected, map(torch.from_numpy, outputs), strict=True))
+    assert_close(found, expected, tolerance=1e-5)
+
+
 @pytest.mark.parametrize("precision", ["amp_bf16", "bf16", "pure_bf16"])
 def test_precisions(precision):
     exact = kind_model("vit", pcmepp_cfg=gpo_block("vit")).eval()

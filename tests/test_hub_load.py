@@ -115,6 +115,22 @@ def test_a_tokenizer_that_is_not_there(hub, exported):
     assert not any("someone" in r.path for r in hub.requests)
 
 
+@pytest.mark.parametrize("kind", ["plain", "pcmepp"])
+def test_a_folder_names_the_tokenizer_file_that_is_missing(exported, kind):
+    """With its settings alone, the library makes a tokenizer that knows no word."""
+    config = json.loads((exported / "open_clip_config.json").read_text())
+    config["model_cfg"]["text_cfg"]["hf_tokenizer_name"] = "own"
+    if kind == "plain":
+        del config["model_cfg"]["pcmepp_cfg"]
+    (exported / "open_clip_config.json").write_text(json.dumps(config))
+    for settings in (None, '{"tokenizer_class": "RobertaTokenizer"}'):
+        if settings:
+            (exported / "tokenizer_config.json").write_text(settings)
+        with pytest.raises(ValueError, match=r"tokenizer\.json is missing") as error:
+            open_clip.get_tokenizer(f"local-dir:{exported}")
+        assert str(exported) in str(error.value)
+
+
 # Weights that are not there, or not safe.
 
 

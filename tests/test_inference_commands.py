@@ -216,6 +216,30 @@ def test_the_error_of_a_shift_against_a_search():
     assert error_of_a_shift(logit_NM, image_of_text) == pytest.approx(expected, abs=1e-3) and expected > 0.02
 
 
+def test_pairs_of_the_bank_are_refused(place, run, tmp_path):
+    folder = shutil.copytree(place / "plain", tmp_path / "model")
+    run("bank", folder, "--size", SIZE, "--out", folder)
+    words = run("calibrate", folder, "--out", folder, "--seed", 1, "--batch-size", 7, code=2)
+    assert f"{SIZE} of its {SIZE} images are those of the bank" in words and not (folder / CALIBRATION_FILE).exists()
+    held_out = [{"png": png(scene), "txt": captions(scene)[0]} for scene in (*SCENES[SIZE:60], SCENES[0])]
+    write_tar(place / "held-out.tar", held_out)
+    run("calibrate", folder, "--out", folder, data="held-out.tar")
+    assert (folder / CALIBRATION_FILE).exists()
+
+
+def test_a_model_that_does_not_exist(place, tmp_path, capsys):
+    for command in ("bank", "calibrate", "eval"):
+        for name, near in (("ViT-B-33", "ViT-B-32"), ("PCMEpp-ViT-B-33", "PCMEpp-ViT-B-32")):
+            for pretrained in ([], ["--pretrained", "laion2b_s34b_b79k"]):
+                flags = ["--model", name, *pretrained, "--out", str(tmp_path / "x")]
+                flags += ["--retrieval" if command == "eval" else "--data", str(place / "scenes")]
+                assert cli.main([command, *flags]) == 2
+                error = capsys.readouterr().err
+                assert f"no model '{name}'" in error and f"'{near}'" in error and error.count("\n") == 1
+    with pytest.raises(ValueError, match=r"no model 'ViT-B-33'.*'ViT-B-32'"):
+        ImageTextModel("ViT-B-33", "laion2b_s34b_b79k")
+
+
 def test_mistakes_of_calibrate(place, run, tmp_path):
     out = ("--out", tmp_path / "x")
     banked = shutil.copytree(place / "pcmepp", tmp_path / "banked")

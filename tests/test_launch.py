@@ -133,6 +133,122 @@ def test_what_is_missing_is_named(script, variables, word):
     assert done.returncode != 0 and word in done.stderr and len(done.stderr.splitlines()) == 1
 
 
+CODE = "PATH[$(touch ran)]"  # to shell arithmetic, the element of an array: it runs the command for its index
+NUMBERS = {
+    "local.sh": ["NPROC", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"],
+    "nodes.sh": ["NNODES", "NPROC", "PORT", "JOIN_SECONDS"],
+    "vm.sh": ["NPROC", "MAX_RESTARTS", "VM_RESTARTS"],
+    "slurm.sbatch": [
+        *("NPROC", "MAX_RESTARTS", "SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_RESTART_COUNT"),
+        *("SLURM_GPUS_ON_NODE", "SLURM_CPUS_PER_TASK"),
+    ],
+}
+JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "node1", "SLURM_GPUS_ON_NODE": "1"}
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    """hostile(script, *flags, **variables): a launcher whose programs are stand-ins. A run of theirs crashes after it
+    has saved, so that a launcher which starts it again counts the starts."""
+    run = tmp_path / "logs/run"
+    crash = f"mkdir -p {run}/checkpoints; sleep 0.05; touch {run}/checkpoints/epoch_1.pt; exit 1"
+    record = "JobId=7 JobState=RUNNING PreemptTime=None StartTime=2030"
+    stubs = {"python3": crash, "srun": crash, "nvidia-smi": "echo GPU 0"}
+    answers = f'hostnames) echo node1 ;; job) echo " {record} " ;; *) touch {tmp_path}/requeued ;;'
+    stubs["scontrol"] = f"case $2 in {answers} esac"
+    for name, body in stubs.items():
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+
+    def call(script, *flags, **variables):
+        env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CLOUD": "none", "NNODES": "2", "HEAD": "node1"}
+        command = ["bash", LAUNCH / script, "--logs", tmp_path / "logs", "--name", "run", *flags]
+        return subprocess.run(command, env=env | variables, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+
+    return call
+
+
+@pytest.mark.parametrize("script, name", [(script, name) for script, names in NUMBERS.items() for name in names])
+def test_a_number_is_digits_and_is_not_run(hostile, tmp_path, script, name):
+    job = JOB if script == "slurm.sbatch" else {}
+    for value in (CODE, "08", "1e3", "-1", "9" * 19, "ranks", "1\n"):
+        done = hostile(script, **{**job, "MAX_RESTARTS": "1", name: value})
+        assert not (tmp_path / "ran").exists(), value
+        assert done.returncode == 2 and done.stderr.startswith(f"{name}="), (value, done.stderr)
+        assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("script", ["vm.sh", "slurm.sbatch"])
+def test_restarts_are_counted_as_before(hostile, tmp_path, script):
+    counted = {"vm.sh": {"VM_RESTARTS": "3"}, "slurm.sbatch": {**JOB, "SLURM_RESTART_COUNT": "3"}}[script]
+    done = hostile(script, **counted, MAX_RESTARTS="3")
+    assert done.returncode == 1 and "3 times (MAX_RESTARTS)" in done.stdout
+    again = hostile(script, **counted, MAX_RESTARTS="4")
+    assert (tmp_path / "requeued").exists() if script == "slurm.sbatch" else "already started again 4" in again.stdout
+
+
+@pytest.mark.parametrize("script", [*NUMBERS, "recipes/cc3m-b32.sh", "recipes/head-only.sh"])
+@pytest.mark.parametrize("name", ["HEAD", "RUN_ID", "LOGS", "NAME", "DATA", "CACHE", "PYTHON", "LAUNCH", "METADATA"])
+def test_words_are_not_run(hostile, tmp_path, script, name):
+    for value in (CODE, "$(touch ran)", "`touch ran`", "; touch ran", "-K/etc", "a b*"):
+        launcher = {} if name == "LAUNCH" else {"LAUNCH": str(LAUNCH / "nodes.sh")}
+        hostile(script, "--dry-run", **{"DATA": "data", **launcher, name: value})
+        assert not (tmp_path / "ran").exists(), value
+
+
+def test_a_metadata_server_is_an_address(hostile, tmp_path):
+    """curl would take `-K FOLDER` for an option: a file of its settings."""
+    done = hostile("vm.sh", CLOUD="gcp", METADATA=f"-K{tmp_path}")
+    assert done.returncode == 2 and "METADATA=" in done.stderr and not (tmp_path / "logs").exists()
+
+
+def test_cdpath_leads_to_no_other_folder(tmp_path):
+    (tmp_path / "launch/data").mkdir(parents=True)
+    words = call("bash", "launch/local.sh", "--dry-run", CDPATH=f"{tmp_path}")
+    assert words[1] == f"{LAUNCH}/torchrun.py"
+    command = ["bash", "launch/data/coco.sh", "--dry-run", "a.json", "images", "out"]
+    env = {**os.environ, "CDPATH": str(tmp_path)}
+    done = subprocess.run(command, env=env, cwd=REPO, capture_output=True, text=True, check=True)
+    assert f"{LAUNCH}/data/karpathy.py" in done.stdout.splitlines()[0]
+
+
+def test_a_site_file_is_the_one_that_is_named(hostile, tmp_path):
+    for folder, python in ((tmp_path, "here"), (tmp_path / "other", "elsewhere")):
+        folder.mkdir(exist_ok=True)
+        (folder / "my-site.sh").write_text(f"PYTHON={python}\n")
+    path = f"{tmp_path}/other:{os.environ['PATH']}"
+    assert hostile("local.sh", "--dry-run", PATH=path, SITE="my-site.sh").stdout.startswith("here ")
+    done = hostile("local.sh", "--dry-run", SITE="no-site.sh")
+    assert done.returncode == 2 and "SITE=no-site.sh" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["a[1]", "-n", "a b"])
+def test_a_run_of_any_name_resumes_from_its_own_checkpoint(hostile, tmp_path, name):
+    (tmp_path / "logs" / name / "checkpoints").mkdir(parents=True)
+    (tmp_path / "logs" / name / "checkpoints/epoch_1.pt").touch()
+    (tmp_path / "python3").write_text(f'#!/usr/bin/env bash\necho "$@" >{tmp_path}/words\n')
+    hostile("vm.sh", f"--name={name}", "--resume", "other.pt")
+    assert (tmp_path / "words").read_text().endswith("--resume other.pt --resume latest\n")
+    assert (tmp_path / "logs" / name / "started").exists()
+
+
+def test_slurm_s_times_are_read_in_its_own_format(hostile, tmp_path):
+    """A job whose last preemption is older than its start is not being preempted, whatever format times have."""
+    (tmp_path / "scontrol").write_text(f"""#!/usr/bin/env bash
+        early=2030-01-02T10:00:00 late=2030-01-10T09:00:00
+        if [[ ${{SLURM_TIME_FORMAT:-standard}} == relative ]]; then early=10:00:00 late=09:00:00; fi
+        case $2 in
+        hostnames) echo node1 ;;
+        job) echo " JobId=7 JobState=RUNNING PreemptTime=$early StartTime=$late " ;;
+        *) touch {tmp_path}/requeued ;;
+        esac
+    """)
+    (tmp_path / "sleep").write_text("#!/usr/bin/env bash\nexec /bin/sleep 0.1\n")  # in place of an hour
+    (tmp_path / "sleep").chmod(0o755)
+    done = hostile("slurm.sbatch", **JOB, SLURM_TIME_FORMAT="relative")
+    assert (tmp_path / "requeued").exists() and "preempted" not in done.stdout
+
+
 def test_the_exit_code_of_a_launcher_is_that_of_a_rank(tmp_path):
     """The report of torchrun is printed for a crash only; otherwise the rank has said why it ended."""
     bodies = {"import sys; sys.exit(75)": 75, "import sys; sys.exit(2)": 2, "pass": 0, "1 / 0": 1}

@@ -18,6 +18,7 @@ read_arguments() {
         echo "usage: $name.sh [--dry-run] $usage" >&2
         return 2
     fi
+    unset CDPATH # with it, cd would search other folders
     here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
     rest=("$@")
 }

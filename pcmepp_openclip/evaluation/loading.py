@@ -14,6 +14,7 @@ from ..host import never_ask, repos
 from ..host.data import bounded
 from ..models.fingerprint import bank_fingerprint, model_fingerprint
 from ..models.pcmepp import ProbabilisticModel
+from ..system.text import did_you_mean
 from .encode import cosine_scale
 from .recorded import recorded_changes
 
@@ -86,6 +87,19 @@ def has_random_weights(name: str, pretrained: str | None) -> bool:
     return not pretrained and ":" not in name
 
 
+def check_name(name: str) -> None:
+    """ValueError, with the names that resemble it, for the name of a model that open_clip does not know."""
+    if ":" in name:
+        return
+    try:
+        if open_clip.get_model_config(name.replace("/", "-")) is not None:
+            return
+    except RuntimeError as error:  # there is no such PCME++ model
+        raise ValueError(str(error)) from None
+    hint = did_you_mean(name, open_clip.list_models(), "`open_clip.list_models()` lists the models.", count=3)
+    raise ValueError(f"There is no model '{name}'; {hint}")
+
+
 def load_model(name: str, pretrained: str | None = None, device: str | None = None) -> LoadedModel:
     """The model that `open_clip.create_model(name, pretrained)` builds, as the run trained it that wrote `pretrained`.
 
@@ -98,6 +112,7 @@ def load_model(name: str, pretrained: str | None = None, device: str | None = No
     device = device or (f"cuda:{local}" if torch.cuda.is_available() else "cpu")
     never_ask()
     repos.check_plain_repo(name)
+    check_name(name)
     try:
         changes = recorded_changes(name, pretrained)
         model, _, preprocess = open_clip.create_model_and_transforms(

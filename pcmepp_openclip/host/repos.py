@@ -133,12 +133,16 @@ def find_weights(stock: Callable, folder: Path) -> str | None:
 
 
 def get_tokenizer(stock: Callable, model_name: str = "", *args: Any, **kwargs: Any) -> Any:
-    """open_clip takes any failure to read a config for a repo that is a tokenizer: not where the config was refused."""
+    """A folder without the tokenizer that it needs is an error before anything is loaded from elsewhere. open_clip
+    takes any failure to read a config for a repo that is a tokenizer: not where the config was refused."""
     schema, identifier = factory.parse_model_name(model_name)
     if schema == "local-dir":
         config = _read_json(Path(identifier) / CONFIG_FILE)
-        if is_ours(config) and config["model_cfg"]["text_cfg"].get("hf_tokenizer_name"):
-            check_tokenizer(Path(identifier), model_name)
+        named = config
+        for key in ("model_cfg", "text_cfg", "hf_tokenizer_name"):
+            named = named.get(key) if isinstance(named, dict) else None
+        if named:  # open_clip then reads the tokenizer from the folder
+            (check_tokenizer if is_ours(config) else _tokenizer_files)(Path(identifier), model_name)
     if schema == "hf-hub":
         try:
             factory._get_hf_config(identifier, cache_dir=kwargs.get("cache_dir"))
@@ -166,12 +170,20 @@ def load_tokenizer(name: str) -> Any:
     return HFTokenizer(name, trust_remote_code=False)
 
 
+def _tokenizer_files(folder: Path, where: str) -> list[Path]:
+    """The tokenizer's files. Without a vocabulary the library may make an empty one, so that is an error."""
+    found = [path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)]
+    if {path.name for path in found} <= {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"}:
+        raise ConfigRefused(
+            f"{where} names a tokenizer of its own but holds no files of one: tokenizer.json is missing. Copy the "
+            "tokenizer's files into it."
+        )
+    return found
+
+
 def check_tokenizer(folder: Path, where: str) -> None:
     """ConfigRefused unless the folder holds tokenizer files, all of them files, none of which names code to run."""
-    found = [path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)]
-    if not found:
-        raise ConfigRefused(f"{where} names a tokenizer of its own but holds no files of one.")
-    for path in found:
+    for path in _tokenizer_files(folder, where):
         if not path.is_file():
             raise ConfigRefused(f"The tokenizer of {where} is refused: {path.name} is not a file.")
     for name in ("tokenizer_config.json", "config.json"):  # those that the library looks for code in

@@ -15,13 +15,16 @@ import torch
 from ..ambiguity import Bank, Calibration, calibration
 from ..ambiguity.calibration import ESTIMATORS
 from ..ambiguity.store import CALIBRATION_FILE, save_calibration
+from ..data.sources import shown
 from ..evaluation.datasets import read_captioned
 from ..evaluation.encode import cosine_scale
 from ..evaluation.loading import LoadedModel, load_model
+from ..gaussian import Gaussian
 from . import pairs, scores
 from .beside import find_bank
 
 SIZE = 1000
+SAME = 1 - 1e-6  # the cosine of an embedding and its copy in a bank, which is rounded to fp16
 
 
 def main(argv: list[str]) -> None:
@@ -32,6 +35,8 @@ def main(argv: list[str]) -> None:
     loaded = load_model(args.model, args.pretrained, args.device)
     bank = chosen_bank(args, loaded)
     images, texts = pairs.encode(loaded, data, args, probabilistic=bank is None)
+    if bank is not None:
+        check_held_out(images, bank, args.data)
     inputs = scores.calibration_inputs(images, texts, cosine_scale(loaded.model), bank)
     image_of_text = torch.tensor(data.image_of_caption)
     found = calibration.fit(*inputs, image_of_text, "variance" if bank is None else "bank")
@@ -61,6 +66,18 @@ def chosen_bank(args: argparse.Namespace, loaded: LoadedModel) -> Bank | None:
     if bank is None and not loaded.probabilistic:
         raise ValueError(f"{args.model} has no trained variances: make a bank by `pcmepp bank`, and give --bank FILE.")
     return bank
+
+
+def check_held_out(images: Gaussian, bank: Bank, data: str) -> None:
+    """ValueError if more than one in ten images is in the bank, where its own pair adds to its hubness. Fewer may be
+    copies, which large collections have."""
+    cosine_NB = images.mean.double() @ bank.images_BD.double().T
+    known = int((cosine_NB.amax(dim=1) > SAME).sum())
+    if 10 * known > len(cosine_NB):
+        raise ValueError(
+            f"--data {shown(data)}: {known} of its {len(cosine_NB)} images are those of the bank, and a calibration "
+            "needs pairs that the bank does not hold: give others, or another --bank."
+        )
 
 
 def summary(found: Calibration, before: float, images: int) -> str:

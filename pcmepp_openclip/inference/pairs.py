@@ -8,7 +8,7 @@ from random import Random
 
 from ..evaluation.datasets import Captioned
 from ..evaluation.encode import Encoder
-from ..evaluation.loading import LoadedModel, add_model_flags, has_random_weights
+from ..evaluation.loading import LoadedModel, add_model_flags, check_name, has_random_weights
 from ..gaussian import Gaussian
 from ..system.files import check_folder
 
@@ -38,6 +38,7 @@ def parser(command: str, about: str | None, default_size: int, size_help: str) -
 def check_arguments(args: argparse.Namespace, least_size: int) -> None:
     if args.size < least_size:
         raise ValueError(f"--size must be at least {least_size}, not {args.size}.")
+    check_name(args.model)
     if has_random_weights(args.model, args.pretrained):
         raise ValueError(f"--model {args.model} has random weights: give --pretrained.")
     if args.batch_size < 1 or args.workers < 0:

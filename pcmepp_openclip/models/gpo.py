@@ -17,16 +17,28 @@ for, and more sequences take it no more steps.
 P is the width of a sinusoid, K the number of ranks, U that of different lengths.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from ..gaussian import full_precision
 from .branch import new_bias
 
 TEMPERATURE = 0.1
+
+
+class _GRU(nn.RNNBase):
+    """A bidirectional nn.GRU of another class: torch.compile breaks its graph at the parameters of an nn.GRU."""
+
+    def __init__(self, width: int, hidden_width: int, device: str | None = None):
+        super().__init__("GRU", width, hidden_width, batch_first=True, bidirectional=True, device=device)
+
+    forward = nn.GRU.forward
 
 
 class GPO(nn.Module):
@@ -39,7 +51,7 @@ class GPO(nn.Module):
 
     def __init__(self, position_width: int = 32, hidden_width: int = 32):
         super().__init__()
-        self.gru = nn.GRU(position_width, hidden_width, batch_first=True, bidirectional=True)
+        self.gru = _GRU(position_width, hidden_width)
         self.score = nn.Linear(hidden_width, 1, bias=False)  # a bias would change no weight
 
     def forward(self, x_NLD: Tensor, valid_NL: Tensor | None = None) -> Tensor:
@@ -60,41 +72,38 @@ class GPO(nn.Module):
                 sorted_NDL = sorted_NDL.masked_fill(_beyond(length_N, x_NDL.shape[2])[:, None], 0)
             return (sorted_NDL.float() @ weight_NL[..., None]).squeeze(2)
 
-    @torch.compiler.disable  # torch does not compile a GRU
     def weights(self, length: int) -> Tensor:
         """The weights of so many ranks, [K]."""
-        return self._weight_table(torch.tensor([length]), length).squeeze(0)
+        return self._weight_table(torch.full((1,), length), length).squeeze(0)
 
-    @torch.compiler.disable
     def weights_of(self, length_N: Tensor, longest: int) -> Tensor:
         """The weights of samples with so many features, [N, K], which are 0 beyond these."""
         length_N = length_N.clamp(min=1)  # the weights of no features do not matter
-        known = length_N.is_cpu and not _is_traced()
-        length_U = length_N.unique() if known else torch.arange(1, longest + 1)
-        place_N = torch.searchsorted(length_U.to(length_N.device), length_N)
+        if length_N.is_cpu and not torch.compiler.is_compiling() and not torch.jit.is_tracing():
+            length_U, place_N = length_N.unique(return_inverse=True)
+        else:
+            length_U, place_N = torch.arange(1, longest + 1), length_N - 1
         return self._weight_table(length_U, longest)[place_N]
 
     def _weight_table(self, length_U: Tensor, longest: int) -> Tensor:
         """The weights of each length, [U, K]; the lengths are in ascending order and on the CPU."""
         gru = {name: parameter.float() for name, parameter in self.gru.named_parameters()}
-        states = self._step_by_step if _is_traced() else self._packed
-        forward_UKH, backward_UKH = states(gru, self._positions(longest), length_U).chunk(2, dim=-1)
+        position_KP = self._positions(longest)
+        if torch.compiler.is_exporting() or torch.jit.is_tracing():
+            states_UKH = self._step_by_step(gru, position_KP, length_U)
+        elif torch.compiler.is_compiling():
+            states_UKH = _compiled_states(position_KP, length_U, list(gru.values()))
+        elif self.gru.weight_hh_l0.dtype == torch.float32:
+            states_UKH = _states(self.gru, position_KP, length_U)
+        else:  # no GRU in half precision
+            states_UKH = _states(lambda packed: functional_call(self.gru, gru, (packed,)), position_KP, length_U)
+        forward_UKH, backward_UKH = states_UKH.chunk(2, dim=-1)
         score_UK = F.linear((forward_UKH + backward_UKH) / 2, self.score.weight.float()).squeeze(-1) / TEMPERATURE
         beyond_UK = _beyond(length_U.to(score_UK.device), longest)
         return score_UK.masked_fill(beyond_UK, -torch.inf).softmax(dim=1)
 
-    def _packed(self, gru: dict[str, Tensor], position_KP: Tensor, length_U: Tensor) -> Tensor:
-        """The states for each length and rank, [U, K, 2 H]: forward, then backward."""
-        position_UKP = position_KP.expand(len(length_U), -1, -1)
-        packed = pack_padded_sequence(position_UKP, length_U.flip(0), batch_first=True)  # descending, as it wants them
-        if self.gru.weight_hh_l0.dtype == torch.float32:
-            out, _ = self.gru(packed)
-        else:  # no GRU in half precision
-            out, _ = functional_call(self.gru, gru, (packed,))
-        return pad_packed_sequence(out, batch_first=True, total_length=len(position_KP))[0].flip(0)
-
     def _step_by_step(self, gru: dict[str, Tensor], position_KP: Tensor, length_U: Tensor) -> Tensor:
-        """The same in many small operations, which torch can export."""
+        """The same as `_states` in many small operations, which torch can export."""
         names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
         forward, backward = [gru[name] for name in names], [gru[f"{name}_reverse"] for name in names]
         samples, length_U = len(length_U), length_U.to(position_KP.device)
@@ -120,8 +129,60 @@ def _beyond(length_N: Tensor, longest: int) -> Tensor:
     return torch.arange(longest, device=length_N.device) >= length_N[:, None]
 
 
-def _is_traced() -> bool:
-    return torch.compiler.is_exporting() or torch.jit.is_tracing()
+def _states(gru: Callable[[PackedSequence], Any], position_KP: Tensor, length_U: Tensor) -> Tensor:
+    """The states of a GRU for each length and rank, [U, K, 2 H]: forward, then backward."""
+    position_UKP = position_KP.expand(len(length_U), -1, -1)
+    packed = pack_padded_sequence(position_UKP, length_U.flip(0), batch_first=True)  # descending, as it wants them
+    out, _ = gru(packed)
+    return pad_packed_sequence(out, batch_first=True, total_length=len(position_KP))[0].flip(0)
+
+
+# torch.compile cannot trace a GRU. The states and their gradients are operators to it, so that the model is one graph.
+
+
+def _states_of_weights(position_KP: Tensor, length_U: Tensor, weights: list[Tensor]) -> Tensor:
+    """`_states` of the GRU with these parameters, in the order of `named_parameters`."""
+    gru = _GRU(position_KP.shape[1], weights[1].shape[1], device="meta")
+    named = dict(zip(dict(gru.named_parameters()), weights, strict=True))
+    return _states(lambda packed: functional_call(gru, named, (packed,)), position_KP, length_U)
+
+
+@torch.library.custom_op("pcmepp::gru_states", mutates_args=())
+def _compiled_states(position_KP: Tensor, length_U: Tensor, weights: list[Tensor]) -> Tensor:
+    return _states_of_weights(position_KP, length_U, weights).contiguous()
+
+
+@_compiled_states.register_fake
+def _(position_KP: Tensor, length_U: Tensor, weights: list[Tensor]) -> Tensor:
+    return position_KP.new_empty(len(length_U), len(position_KP), 2 * weights[1].shape[1])
+
+
+# Not a custom_op as well, whose body runs without autograd.
+torch.library.define("pcmepp::gru_gradients", "(Tensor grad, Tensor position, Tensor length, Tensor[] w) -> Tensor[]")
+
+
+@torch.library.impl("pcmepp::gru_gradients", "CompositeExplicitAutograd")
+def _gradients(grad_UKH: Tensor, position_KP: Tensor, length_U: Tensor, weights: list[Tensor]) -> list[Tensor]:
+    with torch.enable_grad():
+        weights = [weight.detach().requires_grad_() for weight in weights]
+        return list(torch.autograd.grad(_states_of_weights(position_KP, length_U, weights), weights, grad_UKH))
+
+
+@torch.library.register_fake("pcmepp::gru_gradients")
+def _(grad_UKH: Tensor, position_KP: Tensor, length_U: Tensor, weights: list[Tensor]) -> list[Tensor]:
+    return [torch.empty_like(weight) for weight in weights]
+
+
+def _keep(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:2], *inputs[2])
+
+
+def _backward(ctx: Any, grad_UKH: Tensor) -> tuple:
+    position_KP, length_U, *weights = ctx.saved_tensors
+    return None, None, torch.ops.pcmepp.gru_gradients(grad_UKH, position_KP, length_U, weights)
+
+
+_compiled_states.register_autograd(_backward, setup_context=_keep)
 
 
 class TokenPool(nn.Module):
