@@ -3,8 +3,10 @@
 import io
 import json
 import math
+import re
 import shutil
 import tarfile
+from unittest import mock
 
 import open_clip
 import pytest
@@ -18,7 +20,6 @@ from PIL import Image
 from pcmepp_openclip import ImageTextModel, cli
 from pcmepp_openclip.ambiguity import Calibration, calibration
 from pcmepp_openclip.ambiguity.store import BANK_FILE, CALIBRATION_FILE, load_bank, load_calibration
-from pcmepp_openclip.inference.scores import error_of_a_shift
 
 SIZE = 48
 
@@ -179,7 +180,7 @@ def test_a_calibration_by_the_bank(place, run, tmp_path, kind):
     for name in ("scale", "image_weight", "text_weight", "shift"):
         assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=0.02, abs=0.02), name
         assert f"{getattr(found, name):.4f}" in said
-    assert f"{found.error:.4f}  calibrated" in said and f"{SIZE} images with {3 * SIZE} captions, by the bank" in said
+    assert f"{found.error:.4f}  calibrated" in said and f"{3 * SIZE} captions with their images, by the bank" in said
     model = ImageTextModel(f"local-dir:{folder}")
     own = model.encode_images(torch.zeros(2, 3, 32, 32)), model.encode_texts(["a dog", "a cat"])
     assert model.match_probability(*own).shape == (2, 2)
@@ -213,7 +214,30 @@ def test_the_error_of_a_shift_against_a_search():
     best = min((about + k / 2000 for k in range(-400, 401)), key=loss)
     p = (logit_NM[~even_N][:, ~even_M].double() + best).sigmoid()
     expected = calibration.reliability(p, pair_NM[~even_N][:, ~even_M])[1]
-    assert error_of_a_shift(logit_NM, image_of_text) == pytest.approx(expected, abs=1e-3) and expected > 0.02
+    found = calibration.fit_shift(logit_NM, image_of_text)
+    assert found.error == pytest.approx(expected, abs=1e-3) and expected > 0.02
+    p = found.probability(
+        logit_NM.double(), torch.zeros(12), torch.zeros(24)
+    )  # the shift of all images, without offsets
+    assert p[pair_NM].mean() + p[~pair_NM].mean() == pytest.approx(1, abs=1e-5) and found.pairs == 24
+
+
+def test_a_calibration_that_does_not_transfer_is_the_shift_alone(place, run, tmp_path):
+    folder = shutil.copytree(place / "pcmepp", tmp_path / "model")
+    add_bank(folder)
+    said = run("calibrate", folder, "--out", folder, "--other-data", place / "scenes")
+    assert "the other data" in said
+    numbers = [float(line.split()[0]) for line in said.splitlines() if re.match(r"    0\.\d{4}  ", line)]
+    found = load_calibration(folder)
+    assert len(numbers) == 4 and found.estimator == ("shift" if numbers[2] < numbers[3] else "bank")
+    monkey = calibration.Calibration("bank", 5.0, 3.0, -3.0, 9.0, 10, 0.0)
+    with mock.patch.object(calibration, "fit", return_value=monkey):
+        said = run("calibrate", folder, "--out", folder, "--other-data", place / "scenes")
+    found, model = load_calibration(folder), ImageTextModel(f"local-dir:{folder}")
+    assert found.estimator == "shift" and "transfers better and is saved" in said
+    images, texts = model.encode_images(torch.zeros(2, 3, 32, 32)), model.encode_texts(["a dog", "a cat"])
+    expected = (model.scale * images.mean @ texts.mean.T + found.shift).sigmoid()
+    torch.testing.assert_close(model.match_probability(images, texts), expected)
 
 
 def test_pairs_of_the_bank_are_refused(place, run, tmp_path):

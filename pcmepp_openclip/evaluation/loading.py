@@ -60,12 +60,12 @@ class LoadedModel:
             bank: the one to be used with it, if there is one.
             where: the calibration's file or model, for the message.
         """
-        if calibration.estimator == "variance":
-            if not self.probabilistic:
-                raise ValueError(
-                    f"The calibration of {where} was fitted with variances, which the model does not have: fit one by "
-                    "`pcmepp calibrate`."
-                )
+        if calibration.estimator == "variance" and not self.probabilistic:
+            raise ValueError(
+                f"The calibration of {where} was fitted with variances, which the model does not have: fit one by "
+                "`pcmepp calibrate`."
+            )
+        if calibration.estimator != "bank":
             return store.check_calibration(calibration, self.model_fingerprint, None, where)
         if bank is None:
             raise ValueError(

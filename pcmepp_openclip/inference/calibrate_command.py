@@ -4,7 +4,8 @@
     pcmepp calibrate --model ViT-B-32 --pretrained laion2b_s34b_b79k --bank bank.safetensors --data FOLDER --out DIR
 
 Take held-out pairs: neither those of the training nor those of the bank. Four scalars are fitted to images that are
-drawn at random, each with all of its captions, and saved as calibration.json.
+drawn at random, each with all of its captions, and saved as calibration.json. They hold for data like these: with
+--other-data, they are measured on another collection as well, and the shift alone is saved where it is better there.
 """
 
 import argparse
@@ -37,11 +38,28 @@ def main(argv: list[str]) -> None:
     images, texts = pairs.encode(loaded, data, args, probabilistic=bank is None)
     if bank is not None:
         check_held_out(images, bank, args.data)
-    inputs = scores.calibration_inputs(images, texts, cosine_scale(loaded.model), bank)
-    image_of_text = torch.tensor(data.image_of_caption)
-    found = calibration.fit(*inputs, image_of_text, "variance" if bank is None else "bank")
-    save_calibration(dataclasses.replace(found, source=loaded.source_of(bank)), path)
-    print(summary(found, scores.error_of_a_shift(inputs[0], image_of_text), len(data.images)))
+    scale, image_of_text = cosine_scale(loaded.model), torch.tensor(data.image_of_caption)
+    inputs = scores.calibration_inputs(images, texts, scale, bank)
+    calibrations = [
+        calibration.fit_shift(inputs[0], image_of_text),
+        calibration.fit(*inputs, image_of_text, "variance" if bank is None else "bank"),
+    ]
+    errors = {"the data it was fitted to": [found.error for found in calibrations]}
+    if args.other_data:
+        data = read_captioned(args.other_data, args.split, "--other-data")
+        data = pairs.draw(data, min(args.size, len(data.images)), args.seed)
+        images, texts = pairs.encode(loaded, data, args, probabilistic=bank is None)
+        inputs = scores.calibration_inputs(images, texts, scale, bank)
+        pair_NM = torch.arange(len(data.images))[:, None] == torch.tensor(data.image_of_caption)
+        errors["the other data"] = [
+            calibration.reliability(found.probability(*inputs), pair_NM)[1] for found in calibrations
+        ]
+    before, after = list(errors.values())[-1]
+    found = calibrations[0 if args.other_data and before < after else 1]
+    save_calibration(
+        dataclasses.replace(found, source=loaded.source_of(bank if found.estimator == "bank" else None)), path
+    )
+    print(summary(found, errors))
     print(path)
 
 
@@ -50,6 +68,11 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--bank", metavar="FILE", help="the model's bank, or its folder; by default beside the weights")
     parser.add_argument(
         "--estimator", choices=ESTIMATORS, help="what corrects a score (default: the bank where there is one)"
+    )
+    parser.add_argument(
+        "--other-data",
+        metavar="FOLDER",
+        help="pairs of another collection: measure the calibration there, too; where the shift alone is better, save that",
     )
     args = parser.parse_args(argv)
     pairs.check_arguments(args, least_size=4)
@@ -80,13 +103,20 @@ def check_held_out(images: Gaussian, bank: Bank, data: str) -> None:
         )
 
 
-def summary(found: Calibration, before: float, images: int) -> str:
-    worse = "\nThe calibration is no better than the shift alone: give more images." if found.error > before else ""
-    return (
-        f"Fitted to {images} images with {found.pairs} captions, by the {found.estimator}.\n"
+def summary(found: Calibration, errors: dict[str, list[float]]) -> str:
+    lines = [
+        f"Fitted to {found.pairs} captions with their images, by the {found.estimator}.",
         f"  scale {found.scale:.4f}, image weight {found.image_weight:.4f}, text weight {found.text_weight:.4f}, "
-        f"shift {found.shift:.4f}\n"
-        f"Expected calibration error at a prior of 1/2, on the half of the images that was not fitted to:\n"
-        f"  {before:.4f}  sigmoid(s cos + shift), the shift fitted alone\n"
-        f"  {found.error:.4f}  calibrated{worse}"
-    )
+        f"shift {found.shift:.4f}",
+        "Expected calibration error at a prior of 1/2, on images that were not fitted to:",
+    ]
+    for where, (shift, calibrated) in errors.items():
+        lines += [f"  {where}:", f"    {shift:.4f}  sigmoid(s cos + shift)", f"    {calibrated:.4f}  calibrated"]
+    shift, calibrated = list(errors.values())[-1]
+    if shift < calibrated:
+        lines.append(
+            "The shift alone transfers better and is saved."
+            if len(errors) > 1
+            else "The calibration is no better than the shift alone: give more images."
+        )
+    return "\n".join(lines)

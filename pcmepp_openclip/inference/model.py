@@ -206,7 +206,7 @@ class ImageTextModel:
         `scores.similarity` gives their formulas. Only values of the same score and estimator can be compared.
 
         Arguments:
-            estimator: as in `ambiguity`; the cosine needs none.
+            estimator: "bank" or "variance"; by default the bank where there is one. The cosine needs none.
         """
         if score not in scores.SCORES:
             raise ValueError(f"score must be one of {', '.join(scores.SCORES)}, not {score!r}.")
@@ -228,7 +228,7 @@ class ImageTextModel:
             raise ValueError(
                 f"{self.name} has no calibration.json beside its bank: run `pcmepp calibrate` to make one."
             )
-        bank = self._bank(self.calibration.estimator)
+        bank = self._bank("bank") if self.calibration.estimator == "bank" else None
         self._loaded.check_calibration(self.calibration, bank, self.name)
         inputs = scores.calibration_inputs(self.encode_images(images), self.encode_texts(texts), self.scale, bank)
         return self.calibration.probability(*inputs, prior)

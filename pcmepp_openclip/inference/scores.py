@@ -1,13 +1,10 @@
-"""Scores of images and texts by either estimator of their ambiguity: a bank, or the variances of the model."""
+"""Scores of images and texts, corrected by a bank or by the variances of the model."""
 
-import math
-
-import torch
 from torch import Tensor
 
 from ..ambiguity import Bank, BankEntailment, HubnessCorrected
-from ..ambiguity.bank import IMAGES, TEXTS, fitted_shift
-from ..ambiguity.calibration import pair_offsets, reliability
+from ..ambiguity.bank import IMAGES, TEXTS
+from ..ambiguity.calibration import pair_offsets
 from ..distances import CSD, Cosine, Entailment
 from ..gaussian import Gaussian
 
@@ -44,24 +41,3 @@ def calibration_inputs(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What a `Calibration` takes: s cos [N, M], and the offsets of the images [N] and of the texts [M]."""
     return scale * (1 - Cosine().matrix(images, texts)), *pair_offsets(images, texts, scale, bank)
-
-
-def error_of_a_shift(logit_NM: Tensor, image_of_text: Tensor) -> float:
-    """The expected calibration error of sigmoid(s cos + shift) at a prior of 1/2: what a model says without a
-    calibration. As in `calibration.fit`, the shift is fitted to the images of even index and measured on the others.
-
-    Arguments:
-        logit_NM: s cos.
-        image_of_text: the image that each caption was written for, [M].
-    """
-    images = torch.arange(len(logit_NM))
-    halves = []
-    for odd in (0, 1):
-        rows_N, columns_M = images % 2 == odd, image_of_text % 2 == odd
-        pair_NM = images[rows_N][:, None] == image_of_text[columns_M]
-        halves.append((logit_NM[rows_N][:, columns_M].double(), pair_NM))
-    (fitted_NM, pair_NM), (held_out_NM, truth_NM) = halves
-    shift = fitted_shift(fitted_NM, pair_NM)
-    error = reliability((held_out_NM + shift).sigmoid(), truth_NM)[1]
-    assert math.isfinite(error)
-    return error
