@@ -72,7 +72,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--other-data",
         metavar="FOLDER",
-        help="pairs of another collection: measure the calibration there, too; where the shift alone is better, save that",
+        help="pairs of another collection, to measure on too; the shift alone is saved where it is better there",
     )
     args = parser.parse_args(argv)
     pairs.check_arguments(args, least_size=4)
