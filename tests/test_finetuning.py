@@ -189,7 +189,39 @@ def test_a_checkpoint_of_other_groups_is_refused(tiny):
         load_optimizer(ours, stock.state_dict())
 
 
+@pytest.mark.parametrize("how", ["loss", "lr"])
+def test_after_a_freeze_the_loss_or_the_learning_rate_is_warmed_up(how):
+    """Epochs of 4 steps, of which the first two are frozen and the rate drops by the fourth."""
+    parameter = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=8.0)
+    flags = FineTuning(freeze_text=2, warm_up=how, drop_epochs=(3,), drop_factor=0.1)
+    recipe = Recipe(flags, SETTINGS, None, weights=None)
+    adjust = recipe.schedule(lambda step: 8.0, optimizer, 4 * SETTINGS.epochs)
+    model = open_clip.create_model("PCMEpp-tiny")
+    for step in range(4 * SETTINGS.epochs):
+        epoch, share = step // 4, (0.25, 0.5, 0.75, 1.0)[step % 4] if step // 4 == 2 else 1.0
+        rate = 8.0 if epoch < 3 else 0.8
+        assert adjust(step) == pytest.approx(rate * share if how == "lr" else rate)
+        assert optimizer.param_groups[0]["lr"] == adjust(step)
+        around = recipe.around_backward(model, epoch, 4, lambda step=step: step)
+        factor = 1.0 if around is None else around.scaled(torch.tensor(1.0)).item()
+        assert factor == pytest.approx(share if how == "loss" else 1.0)
+
+
 # Averaged weights and the best checkpoint.
+
+
+@pytest.mark.parametrize("start, snapshots", [(15, 10), (16, 9)])
+def test_the_average_of_the_paper_and_that_of_the_authors_code(start, snapshots):
+    """The last ten of 25 epochs, and nine."""
+    settings = SimpleNamespace(rank=0, epochs=25)
+    recipe, model = Recipe(FineTuning(swa_start=start), settings, None, weights=None), nn.Linear(1, 1)
+    recipe.save_average = lambda model: None
+    for epoch in range(settings.epochs):
+        nn.init.constant_(model.weight, epoch)
+        recipe.end_epoch(model, epoch)
+    assert recipe.average.snapshots == snapshots
+    assert recipe.average.tensors["weight"].item() == pytest.approx((start + 24) / 2)
 
 
 class Normed(nn.Module):
@@ -274,6 +306,10 @@ REFUSED = [
     (["--freeze-image-epochs", "1", "--lock-image"], "--lock-image freezes the tower for the whole run: drop it"),
     (["--freeze-text-epochs", "1", "--head-only"], "--head-only freezes the tower for the whole run: drop it"),
     (["--warm-up-after-freeze"], "--warm-up-after-freeze needs a frozen tower: give --freeze-image-epochs"),
+    (
+        ["--warm-up-after-freeze", "lr", "--freeze-image-epochs", "1", "--skip-scheduler"],
+        "--warm-up-after-freeze lr needs a schedule: drop --skip-scheduler",
+    ),
     (["--swa-start-epoch", "3"], "--swa-start-epoch 3 is not below --epochs 3: no weights would be averaged"),
     (["--swa-start-epoch", "1", "--lora", "2"], "--swa-start-epoch cannot be combined with --lora"),
     (["--swa-start-epoch", "1", "--logs", "none"], "--swa-start-epoch keeps a checkpoint of the run"),

@@ -61,11 +61,12 @@ class Recipe:
         set_groups(optimizer, model, self.flags)
 
     def schedule(self, stock: Callable[[int], float], optimizer: torch.optim.Optimizer, steps: int) -> Callable:
-        """open_clip's schedule itself, unless learning rates drop or differ between groups."""
-        if not self.flags.groups and not self.flags.drop_epochs:
+        """open_clip's schedule itself, unless the rates drop, differ between groups or are warmed up after a freeze."""
+        warm_up = self.flags.frozen_epochs if self.flags.warm_up == "lr" else None
+        if not self.flags.groups and not self.flags.drop_epochs and warm_up is None:
             return stock
         per_epoch = steps // self.settings.epochs
-        return scheduled(stock, optimizer, per_epoch, self.flags.drop_epochs, self.flags.drop_factor)
+        return scheduled(stock, optimizer, per_epoch, self.flags.drop_epochs, self.flags.drop_factor, warm_up)
 
     def resume(self, checkpoint: dict[str, Any]) -> None:
         """Take what belongs to the recipe out of a checkpoint."""
