@@ -14,6 +14,7 @@ from torch import nn
 
 from pcmepp_openclip.host.parallel import load_optimizer
 from pcmepp_openclip.host.training import SCHEDULES, _stock_schedules
+from pcmepp_openclip.runs import checkpoints
 from pcmepp_openclip.training import command as train
 from pcmepp_openclip.training.best import BestCheckpoint, rsum
 from pcmepp_openclip.training.finetuning import FineTuning
@@ -277,13 +278,26 @@ def test_the_best_checkpoint_is_never_replaced_by_a_worse_one(tmp_path, caplog):
     assert rsum(metrics(0.5), "csd") == 300 and rsum(metrics(0.5, ""), "cosine") == 300
     assert rsum({"epoch": 3}, "csd") is None
     for value, epoch, kept in ((0.25, 1, 1), (0.5, 2, 2), (0.5, 3, 2), (0.25, 4, 2), (0.75, 5, 5)):
-        best = BestCheckpoint(tmp_path, "csd")  # as a resumed run
+        best = BestCheckpoint(tmp_path, "csd", "data")  # as a resumed run
         if best.is_better(metrics(value)):
             best.save(metrics(value), {"epoch": epoch})
         assert torch.load(tmp_path / "best.pt", weights_only=True)["epoch"] == kept
-    assert not BestCheckpoint(tmp_path, "csd").is_better({"imagenet-zeroshot-val-top1": 1.0})
+    assert not BestCheckpoint(tmp_path, "csd", "data").is_better({"imagenet-zeroshot-val-top1": 1.0})
+    assert not BestCheckpoint(tmp_path, "csd", "data").is_better(metrics(math.nan)) and not caplog.text
+    for others in (("csd", "other data"), ("cosine", "data")):
+        assert BestCheckpoint(tmp_path, *others).is_better(metrics(0.01) | metrics(0.01, ""))
+    assert caplog.text.count("other validation data or by another distance") == 2
     (tmp_path / "best.pt").write_bytes((tmp_path / "best.pt").read_bytes()[:-200])
-    assert BestCheckpoint(tmp_path, "csd").is_better(metrics(0.01)) and "not used as the best" in caplog.text
+    assert BestCheckpoint(tmp_path, "csd", "data").is_better(metrics(0.01)) and "not used as the best" in caplog.text
+
+
+@pytest.mark.parametrize("content", [[1.0], {"rsum": math.nan}, {"rsum": "many"}, {"epoch": 1}, {"rsum": 300.0}])
+def test_a_best_checkpoint_without_a_value_that_counts_is_replaced(tmp_path, caplog, content):
+    """The last one is of an earlier version, which did not note what it was measured on."""
+    assert checkpoints.save(content, tmp_path / "best.pt")
+    best = BestCheckpoint(tmp_path, "cosine", "data")
+    assert caplog.text.count("not used as the best checkpoint so far") == 1
+    assert best.is_better({f"{way}_R@{k}": 0.0 for way in ("image_to_text", "text_to_image") for k in (1, 5, 10)})
 
 
 # Bad input.

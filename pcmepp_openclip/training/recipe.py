@@ -19,6 +19,7 @@ from .param_groups import check_blocks, set_groups, table
 from .schedule import scheduled
 from .swa import FILE as SWA_FILE
 from .swa import WeightAverage
+from .validation_data import digest
 
 
 class Weights(Protocol):
@@ -75,10 +76,14 @@ class Recipe:
             average = self.average or WeightAverage(self.flags.swa_start)
             average.restore(saved, checkpoint.get("epoch", 0))
 
-    def start(self, saves: bool) -> None:
-        """Before the first epoch. `saves` is whether this rank writes to the run folder."""
-        if saves and self.flags.save_best:
-            self.best = BestCheckpoint(self.settings.checkpoints, self.distance)
+    def start(self, validation: Any) -> None:
+        """Before the first epoch, on the rank that writes to the run folder.
+
+        Arguments:
+            validation: the loader of --val-data, None without one.
+        """
+        if self.flags.save_best:
+            self.best = BestCheckpoint(self.settings.checkpoints, self.distance, digest(validation))
 
     def around_backward(self, model: nn.Module, epoch: int, steps: int, step: Callable[[], int]) -> FrozenEpoch | None:
         around = frozen_epoch(self.flags, model, epoch, steps, step)
