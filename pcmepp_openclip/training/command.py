@@ -290,18 +290,20 @@ def run(args: argparse.Namespace, spec: data.DataSpec, rest: list[str]) -> int:
     try:
         try:
             with watch, network.explained():
-                code = training.run_main(
-                    rest,
-                    args,
-                    begin,
-                    get_data=get_data,
-                    passes=args.accum_freq if probabilistic else 1,
-                )
-                if code == 0 and loop is not None and loop.complete:
-                    loop.finish()
+                try:
+                    code = training.run_main(
+                        rest,
+                        args,
+                        begin,
+                        get_data=get_data,
+                        passes=args.accum_freq if probabilistic else 1,
+                    )
+                    if code == 0 and loop is not None and loop.complete:
+                        loop.finish()
+                finally:  # before the watch, which needs the rank that holds the store
+                    if loop is not None:
+                        loop.leave()
         finally:
-            if loop is not None:
-                loop.leave()
             end_children(others)
     except Stopped as stopped:
         logging.info("%s", stopped)
