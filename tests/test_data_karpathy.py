@@ -105,8 +105,8 @@ def test_an_interrupted_call_resumes(tmp_path):
     assert (out / "val/nshards.txt").read_text().strip() == "1"
 
 
-def test_validation_reads_the_first_caption(tmp_path):
-    """open_clip's own reader of --val-data takes the .txt."""
+def test_open_clip_reads_the_first_caption(tmp_path):
+    """Its own reader of --val-data takes the .txt; ours, of shards on a disk, takes all."""
     annotations, images, entries = published(tmp_path, "flickr30k")
     assert run("flickr30k", annotations, images, tmp_path / "out").returncode == 0
     args = arguments("", val_data=f"{tmp_path}/out/val/0.tar", val_num_samples=4)

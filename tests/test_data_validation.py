@@ -1,12 +1,19 @@
 """Validation data that cannot be read are said at the start and by --dry-run: one sentence that names the flag."""
 
+import json
 from pathlib import Path
 
+import open_clip
 import pytest
-from drawn_shards import write_csv, write_shards
+from drawn_shards import SCENES, write_csv, write_shards
+from eval_data import png, write_retrieval, write_tar
+from helpers import plain_config
 
-from pcmepp_openclip.data.validation import ValidationFlags, check_validation
+from pcmepp_openclip import cli
+from pcmepp_openclip.data.validation import ValidationFlags
+from pcmepp_openclip.runs import checkpoints
 from pcmepp_openclip.training import command as train
+from pcmepp_openclip.training import validation_data
 
 
 @pytest.fixture(scope="module")
@@ -25,10 +32,10 @@ def table(folder):
 
 
 def check(val_data=None, imagenet_val=None, kind="auto", columns=("filepath", "title", ",")):
-    check_validation(ValidationFlags(val_data, imagenet_val, kind, *columns), max_pixels=10**8)
+    validation_data.check(ValidationFlags(val_data, imagenet_val, kind, *columns))
 
 
-def test_what_can_be_read_is_accepted(folder, shards, table):
+def test_what_can_be_read_is_accepted(folder, shards, table, capsys):
     (folder / "classes/n01440764").mkdir(parents=True)
     check(shards)
     check(shards, kind="webdataset")
@@ -36,7 +43,10 @@ def test_what_can_be_read_is_accepted(folder, shards, table):
     check(table, kind="csv")
     check(imagenet_val=str(folder / "classes"))
     check("nothing/there.tar", kind="synthetic")
+    check(str(folder / "shards/*.tar"))
+    assert not capsys.readouterr().err
     check("pipe:cat nothing.tar::https://example.invalid/{0..3}.tar")  # not looked at
+    assert "open_clip, which leaves out samples" in capsys.readouterr().err
 
 
 def test_several_patterns_are_all_looked_at(shards):
@@ -48,10 +58,11 @@ def test_several_patterns_are_all_looked_at(shards):
     "name, content, said",
     [
         ("gone.tar", None, r"gone.tar cannot be read \(No such file or directory\); is the path right\?$"),
-        ("text.tar", b"no tar at all", r"the first samples of .*text.tar hold no pair of an image and a .txt \(.*\)"),
-        ("empty.tar", b"", r"the first samples of .*empty.tar hold no pair"),
+        ("text.tar", b"no tar at all", r"the shard .*text.tar cannot be read \(.*\)"),
+        ("empty.tar", b"", r"the shard .*empty.tar cannot be read|there are no images in it"),
         ("{0..x}.tar", None, r"cannot be read|cannot be expanded"),
-        ("*.tar", None, r"open_clip, which does not expand \*: use braces, as in {00..09}.tar"),
+        ("*.tar", None, r"no shard matches"),
+        ("*.tar::pipe:cat x", None, r"beside remote shards \* is not expanded: use braces, as in {00..09}.tar"),
         ("gone.csv", None, r"gone.csv cannot be read \(No such file or directory\)"),
         ("empty.csv", b"", r"empty.csv is not a table \(EmptyDataError\)"),
         ("binary.csv", b"\xff\xfe\x00\x80,\x81", r"binary.csv is not a table \(UnicodeDecodeError\)"),
@@ -96,3 +107,74 @@ def test_a_run_says_it_before_its_model_is_built(shards, tmp_path, capsys, flag,
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1 and flag in said[0] and "No such file or directory" in said[0]
     assert not list(tmp_path.rglob("out.log"))
+
+
+# What shards on a disk are validated on: as in `pcmepp eval`, all captions of all images.
+
+
+@pytest.mark.parametrize(
+    "sample, said",
+    [
+        ({"png": png(SCENES[0])}, "has no caption"),
+        ({"png": png(SCENES[0]), "json": "{}"}, "has no caption"),
+        ({"gif": b"GIF89a", "txt": "a dot"}, "has no image of a kind that is read"),
+    ],
+)
+def test_a_sample_that_would_be_left_out_is_refused_at_the_start(tmp_path, sample, said):
+    """open_clip leaves it out, so that each of the others is found among fewer."""
+    write_tar(tmp_path / "0.tar", [{"png": png(SCENES[0]), "txt": "a dot"}, sample])
+    with pytest.raises(ValueError, match=f"^--val-data.*{said}"):
+        check(str(tmp_path / "0.tar"))
+
+
+@pytest.fixture(scope="module")
+def run(folder, shards):
+    """Trains on 8 pairs, and returns the last line of results and best.pt."""
+
+    def run(name, val_data, *more, model="PCMEpp-tiny", epochs=1, code=0):
+        argv = ["--model", model, "--train-data", shards, "--train-num-samples", "8", "--dataset-type", "webdataset"]
+        argv += ["--batch-size", "4", "--workers", "1", "--precision", "fp32", "--warmup", "0", "--lr", "1e-3"]
+        argv += ["--epochs", str(epochs), "--logs", str(folder), "--resume", "latest", "--save-best"]
+        assert train.main([*argv, "--name", name, "--val-data", str(val_data), *more]) == code
+        if code:
+            return None
+        (line,) = (folder / name / "checkpoints/results.jsonl").read_text().splitlines()[-1:]
+        return json.loads(line), checkpoints.load(folder / name / "checkpoints/best.pt")
+
+    return run
+
+
+@pytest.mark.parametrize("model, rsum", [("PCMEpp-tiny", "csd/RSUM"), ("plain-tiny", "RSUM")])
+def test_the_rsum_of_the_best_checkpoint_is_that_of_all_captions(folder, run, known_kinds, model, rsum):
+    """Three of each of 48 images, as `pcmepp eval` has it."""
+    if model == "plain-tiny":  # forgotten again by `known_kinds`
+        (folder / "configs").mkdir()
+        (folder / "configs/plain-tiny.json").write_text(json.dumps(plain_config("PCMEpp-tiny")))
+        open_clip.add_model_config(folder / "configs")
+    where = write_retrieval(folder / f"captions-{model}")
+    found, best = run(f"all-{model}", where / "test/{0..1}.tar", model=model)
+    argv = ["eval", "--model", model, "--pretrained", str(folder / f"all-{model}/checkpoints/epoch_1.pt")]
+    argv += ["--workers", "0", "--retrieval", f"d={where}", "--out", str(folder / f"eval-{model}")]
+    assert cli.main(argv) == 0
+    expected = json.loads((folder / f"eval-{model}/results.json").read_text())["retrieval"]["d"]["metrics"]
+    assert found["num_samples"] == 48 and best["rsum"] == pytest.approx(expected[rsum])
+    for key in ("image_to_text_mAP@R", "text_to_image_mean_rank", "image_to_text_R@5", rsum):
+        assert found[key] == pytest.approx(expected[key]), key
+    assert "Validation: 48 images with 144 captions." in (folder / f"all-{model}/out.log").read_text()
+
+
+def test_an_image_that_cannot_be_decoded_ends_the_validation(tmp_path, run, capsys):
+    write_tar(tmp_path / "0.tar", [{"png": b"no image", "txt": "a dot"}, {"png": png(SCENES[0]), "txt": "a disc"}])
+    run("broken-image", tmp_path / "0.tar", code=2)
+    assert "An image of " in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_best_checkpoint_is_of_one_set_of_validation_data(folder, run, shards, caplog):
+    """Four images are far easier than 24: their RSUM must not stand in the way of any other."""
+    few, many = shards.replace("{00000..00001}", "00000"), write_retrieval(folder / "many") / "test/0.tar"
+    _, first = run("changed", few)
+    run("changed", few, epochs=2)
+    assert "not used as the best" not in caplog.text
+    row, second = run("changed", many, epochs=3)
+    assert caplog.text.count("measured on other validation data") == 1
+    assert second["epoch"] == 3 and first["rsum"] > second["rsum"] == pytest.approx(row["csd/RSUM"])

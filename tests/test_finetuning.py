@@ -14,6 +14,7 @@ from torch import nn
 
 from pcmepp_openclip.host.parallel import load_optimizer
 from pcmepp_openclip.host.training import SCHEDULES, _stock_schedules
+from pcmepp_openclip.runs import checkpoints
 from pcmepp_openclip.training import command as train
 from pcmepp_openclip.training.best import BestCheckpoint, rsum
 from pcmepp_openclip.training.finetuning import FineTuning
@@ -189,7 +190,39 @@ def test_a_checkpoint_of_other_groups_is_refused(tiny):
         load_optimizer(ours, stock.state_dict())
 
 
+@pytest.mark.parametrize("how", ["loss", "lr"])
+def test_after_a_freeze_the_loss_or_the_learning_rate_is_warmed_up(how):
+    """Epochs of 4 steps, of which the first two are frozen and the rate drops by the fourth."""
+    parameter = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=8.0)
+    flags = FineTuning(freeze_text=2, warm_up=how, drop_epochs=(3,), drop_factor=0.1)
+    recipe = Recipe(flags, SETTINGS, None, weights=None)
+    adjust = recipe.schedule(lambda step: 8.0, optimizer, 4 * SETTINGS.epochs)
+    model = open_clip.create_model("PCMEpp-tiny")
+    for step in range(4 * SETTINGS.epochs):
+        epoch, share = step // 4, (0.25, 0.5, 0.75, 1.0)[step % 4] if step // 4 == 2 else 1.0
+        rate = 8.0 if epoch < 3 else 0.8
+        assert adjust(step) == pytest.approx(rate * share if how == "lr" else rate)
+        assert optimizer.param_groups[0]["lr"] == adjust(step)
+        around = recipe.around_backward(model, epoch, 4, lambda step=step: step)
+        factor = 1.0 if around is None else around.scaled(torch.tensor(1.0)).item()
+        assert factor == pytest.approx(share if how == "loss" else 1.0)
+
+
 # Averaged weights and the best checkpoint.
+
+
+@pytest.mark.parametrize("start, snapshots", [(15, 10), (16, 9)])
+def test_the_average_of_the_paper_and_that_of_the_authors_code(start, snapshots):
+    """The last ten of 25 epochs, and nine."""
+    settings = SimpleNamespace(rank=0, epochs=25)
+    recipe, model = Recipe(FineTuning(swa_start=start), settings, None, weights=None), nn.Linear(1, 1)
+    recipe.save_average = lambda model: None
+    for epoch in range(settings.epochs):
+        nn.init.constant_(model.weight, epoch)
+        recipe.end_epoch(model, epoch)
+    assert recipe.average.snapshots == snapshots
+    assert recipe.average.tensors["weight"].item() == pytest.approx((start + 24) / 2)
 
 
 class Normed(nn.Module):
@@ -245,13 +278,26 @@ def test_the_best_checkpoint_is_never_replaced_by_a_worse_one(tmp_path, caplog):
     assert rsum(metrics(0.5), "csd") == 300 and rsum(metrics(0.5, ""), "cosine") == 300
     assert rsum({"epoch": 3}, "csd") is None
     for value, epoch, kept in ((0.25, 1, 1), (0.5, 2, 2), (0.5, 3, 2), (0.25, 4, 2), (0.75, 5, 5)):
-        best = BestCheckpoint(tmp_path, "csd")  # as a resumed run
+        best = BestCheckpoint(tmp_path, "csd", "data")  # as a resumed run
         if best.is_better(metrics(value)):
             best.save(metrics(value), {"epoch": epoch})
         assert torch.load(tmp_path / "best.pt", weights_only=True)["epoch"] == kept
-    assert not BestCheckpoint(tmp_path, "csd").is_better({"imagenet-zeroshot-val-top1": 1.0})
+    assert not BestCheckpoint(tmp_path, "csd", "data").is_better({"imagenet-zeroshot-val-top1": 1.0})
+    assert not BestCheckpoint(tmp_path, "csd", "data").is_better(metrics(math.nan)) and not caplog.text
+    for others in (("csd", "other data"), ("cosine", "data")):
+        assert BestCheckpoint(tmp_path, *others).is_better(metrics(0.01) | metrics(0.01, ""))
+    assert caplog.text.count("other validation data or by another distance") == 2
     (tmp_path / "best.pt").write_bytes((tmp_path / "best.pt").read_bytes()[:-200])
-    assert BestCheckpoint(tmp_path, "csd").is_better(metrics(0.01)) and "not used as the best" in caplog.text
+    assert BestCheckpoint(tmp_path, "csd", "data").is_better(metrics(0.01)) and "not used as the best" in caplog.text
+
+
+@pytest.mark.parametrize("content", [[1.0], {"rsum": math.nan}, {"rsum": "many"}, {"epoch": 1}, {"rsum": 300.0}])
+def test_a_best_checkpoint_without_a_value_that_counts_is_replaced(tmp_path, caplog, content):
+    """The last one is of an earlier version, which did not note what it was measured on."""
+    assert checkpoints.save(content, tmp_path / "best.pt")
+    best = BestCheckpoint(tmp_path, "cosine", "data")
+    assert caplog.text.count("not used as the best checkpoint so far") == 1
+    assert best.is_better({f"{way}_R@{k}": 0.0 for way in ("image_to_text", "text_to_image") for k in (1, 5, 10)})
 
 
 # Bad input.
@@ -274,6 +320,10 @@ REFUSED = [
     (["--freeze-image-epochs", "1", "--lock-image"], "--lock-image freezes the tower for the whole run: drop it"),
     (["--freeze-text-epochs", "1", "--head-only"], "--head-only freezes the tower for the whole run: drop it"),
     (["--warm-up-after-freeze"], "--warm-up-after-freeze needs a frozen tower: give --freeze-image-epochs"),
+    (
+        ["--warm-up-after-freeze", "lr", "--freeze-image-epochs", "1", "--skip-scheduler"],
+        "--warm-up-after-freeze lr needs a schedule: drop --skip-scheduler",
+    ),
     (["--swa-start-epoch", "3"], "--swa-start-epoch 3 is not below --epochs 3: no weights would be averaged"),
     (["--swa-start-epoch", "1", "--lora", "2"], "--swa-start-epoch cannot be combined with --lora"),
     (["--swa-start-epoch", "1", "--logs", "none"], "--swa-start-epoch keeps a checkpoint of the run"),

@@ -98,13 +98,22 @@ def test_the_paper_s_recipe():
     assert {key: args[key] for key in wanted} == wanted
 
 
-def test_the_paper_s_fine_tuning():
-    words = call(LAUNCH / "recipes/coco-b32.sh", "--dry-run", DATA="/data")
+@pytest.mark.parametrize("how", ["code", "paper"])
+def test_the_paper_s_fine_tuning(how):
+    """As the authors' code has it, and with the values of the paper that the recipe and the docs name."""
+    recipe, docs = LAUNCH / "recipes/coco-b32.sh", (REPO / "docs/finetuning.md").read_text()
+    named = dict(re.findall(r"^#   (--[\w-]+) (\w+) ", recipe.read_text(), re.MULTILINE))
+    assert named == {"--swa-start-epoch": "15", "--warm-up-after-freeze": "lr"}
+    assert all(re.search(rf"`{flag}[^|]*` \| `?{value}`? \|", docs.replace("\\|", "")) for flag, value in named.items())
+    more = [word for pair in named.items() for word in pair] if how == "paper" else []
+    words = call(recipe, "--dry-run", *more, DATA="/data")
     args = parsed(words[words.index("pcmepp_openclip.train") + 1 :])
     wanted = {"epochs": 25, "global_batch_size": 128, "opt": "timm/adamp", "lr": 5e-4, "wd": 1e-4, "grad_clip_norm": 2}
     wanted |= {"opt_kwargs": {"wd_ratio": 0.1, "nesterov": False}, "layer_decay": 0.7, "image_lr_multiplier": 0.01}
     wanted |= {"text_lr_multiplier": 0.1, "freeze_image_epochs": 2, "freeze_text_epochs": None, "lr_drop_epochs": [15]}
-    wanted |= {"swa_start_epoch": 16, "contrastive_weight": 0, "match_weight": 2, "vib_weight": 1e-4, "pp_weight": 0.1}
+    wanted |= {"swa_start_epoch": 16, "warm_up_after_freeze": "loss"}
+    wanted |= {"swa_start_epoch": 15, "warm_up_after_freeze": "lr"} if how == "paper" else {}
+    wanted |= {"contrastive_weight": 0, "match_weight": 2, "vib_weight": 1e-4, "pp_weight": 0.1}
     assert {key: args[key] for key in wanted} == wanted
     finetuning.check(Namespace(**args))
 

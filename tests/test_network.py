@@ -192,6 +192,60 @@ def test_bad_data_of_one_rank_end_all_ranks_with_its_sentence(ranks, tmp_path, f
     assert json.loads((tmp_path / "groups").read_text()) == ["gloo"]  # one group beside torch's default one
 
 
+@pytest.mark.parametrize(
+    "signals, codes",
+    [
+        ([(0, "KILL")], [-9, 1]),
+        ([(1, "KILL")], [1, -9]),
+        ([(1, "STOP"), (0, "STOP"), (1, "CONT")], [1, 1]),  # the rank that holds the store does not answer
+        ([(0, "STOP"), (1, "KILL"), (0, "CONT")], [1, -9]),
+        ([(1, "STOP"), (0, "TERM"), (1, "CONT")], [75, 75]),
+    ],
+    ids=["rank 0 vanishes", "rank 1 vanishes", "rank 1 late, rank 0 stopped", "rank 0 late", "stop of a late rank"],
+)
+def test_a_rank_that_is_late_or_vanishes_ends_the_others_with_a_sentence(ranks, tmp_path, signals, codes):
+    """Signals to the ranks of a run, a second apart, by the command itself."""
+    said, log = len(ranks.log.read_text()), tmp_path / "run/out.log"
+    argv = [
+        "train",
+        "--model",
+        "PCMEpp-tiny",
+        "--dataset-type",
+        "synthetic",
+        "--train-num-samples",
+        "64",
+        "--workers",
+        "0",
+    ]
+    argv += [
+        "--batch-size",
+        "4",
+        "--epochs",
+        "10000",
+        "--precision",
+        "fp32",
+        "--device",
+        "cpu",
+        "--save-frequency",
+        "0",
+    ]
+    argv += ["--logs", tmp_path, "--name", "run", "--rank-timeout-minutes", "0.05", "--save-frequency", "0"]
+    pids = ranks.start(2, argv, module="pcmepp_openclip.cli")
+    end = time.monotonic() + 60
+    while not (log.exists() and "Train Epoch: 0" in log.read_text()):
+        assert time.monotonic() < end, ranks.log.read_text()[said:]
+        time.sleep(0.02)
+    for rank, name in signals:
+        os.kill(pids[rank], getattr(signal, f"SIG{name}"))
+        time.sleep(1)
+    found = ended(ranks, pids, 40)
+    text = ranks.log.read_text()[said:]
+    assert found == codes and "Traceback" not in text, text[-3000:]
+    assert (tmp_path / "run/stopped").exists() == (75 in codes)
+    if 1 in codes:
+        assert "has lost another rank" in text
+
+
 def children(pid: int) -> list[int]:
     tasks = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for task in tasks for child in task.read_text().split()]

@@ -129,6 +129,18 @@ def test_a_run_that_fails_ends_with_its_workers(start, flags, how):
     assert said[how] in last
 
 
+def test_a_log_on_a_full_disk_says_so_once_and_hides_no_error(start, flags, tmp_path):
+    """Each line of the log fails there, and logging prints a traceback for each."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/out.log").symlink_to("/dev/full")
+    run = start(*ONE, *flags("--lr", "1e30", "--resume", "latest"))
+    assert run.check_ends(60) == 1
+    said = run.said()
+    assert "Logging error" not in said and "Traceback" not in said
+    assert said.count("out.log cannot be written (No space left on device)") == 1
+    assert "not finite" in said.splitlines()[-1]
+
+
 def test_a_rank_that_was_stopped_ends_with_the_others_under_torchrun(start, flags):
     """torchrun's own TERM does not reach it, and the two minutes that it may take to save are not waited for."""
     run = start(*TWO, *flags("--rank-timeout-minutes", "0.05"))

@@ -1,6 +1,10 @@
 #!/usr/bin/env bash
 # Fine-tuning of CLIP ViT-B/32 on COCO with the hyperparameters of the paper (https://arxiv.org/abs/2305.18171).
 #
+# Where the authors' code differs from their paper, the recipe follows the code. The paper's are:
+#   --swa-start-epoch 15         averages the last ten epochs (15 to 24); the code's 16 averages nine
+#   --warm-up-after-freeze lr    warms the learning rate up; the code's, loss, scales the loss
+#
 #   DATA=/data LOGS=/runs launch/recipes/coco-b32.sh [flags, which override those below]
 set -euo pipefail
 # shellcheck source=launch/common.sh

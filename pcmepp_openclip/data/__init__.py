@@ -2,7 +2,7 @@
 
 - `arguments`: the flags. `sources`: what --train-data names. `mixing`: the share of each source.
 - `sizes`: the manifest, sizes.json and its report. `check`: mistakes that show before a model is built.
-  `validation`: whether open_clip will be able to read what a run is validated on.
+  `validation`: whether what a run is validated on is there.
 - `spec`: all of these, resolved once per rank. `build`: the way in for open_clip's training loop.
 - `streams`: the bytes of a shard, by `remote` (servers and object stores) or `commands` (pipes), each with `resuming`
   after lost connections and a `pace`. `tars`: bytes to members. `shards`: members to samples. `defects`: what can be

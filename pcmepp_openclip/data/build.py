@@ -31,6 +31,7 @@ def get_data(
     epoch: int = 0,
     tokenizer: Any = None,
     make_train: Callable[..., Any] | None = None,
+    make_validation: Callable[..., Any] | None = None,
 ) -> dict[str, Any]:
     """open_clip's `get_data`, with webdataset shards for training read by this package.
 
@@ -39,6 +40,7 @@ def get_data(
         spec: the training data, and the original text of arguments that are redacted in `args`.
         make_train: called with (preprocess_fns, epoch, tokenizer) for the training data, if these are shards that are
             not to be read in every epoch.
+        make_validation: called with (preprocess_fns, tokenizer) for the validation data, if not open_clip reads them.
     """
     rest = copy.copy(args)
     rest.train_data, rest.val_data = spec.flags.train_data, spec.flags.val_data
@@ -52,6 +54,9 @@ def get_data(
         else:
             where = {"rank": args.rank, "ranks": args.world_size, "device": _device(args)}
             ours["train"] = train_data(spec, preprocess_fns[0], epoch, tokenizer, **where)
+    if make_validation is not None:
+        rest.val_data = None
+        ours["val"] = make_validation(preprocess_fns, tokenizer)
     return {**ours, **stock(rest, preprocess_fns, epoch=epoch, tokenizer=tokenizer)}
 
 

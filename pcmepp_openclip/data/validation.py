@@ -1,13 +1,10 @@
-"""Whether the validation data can be read, before a model is built: open_clip looks at them after the first epoch."""
+"""Whether the validation data can be read, before a model is built: they are needed after the first epoch only."""
 
 import argparse
 import os
 from dataclasses import dataclass, field, fields
 
-from .count import count_shard
 from .sources import expand, kind, label, local_path, shown
-
-FIRST_SAMPLES = 20  # of the first shard, of which one must be usable
 
 
 @dataclass(frozen=True)
@@ -40,25 +37,36 @@ class ValidationFlags:
         named_so = (self.val_data or "").endswith((".csv", ".tsv"))
         return self.dataset_type == "csv" or (self.dataset_type == "auto" and named_so)
 
+    @property
+    def has_shards(self) -> bool:
+        return bool(self.val_data) and self.dataset_type != "synthetic" and not self.is_table
 
-def check_validation(flags: ValidationFlags, max_pixels: int) -> None:
+    @property
+    def local_shards(self) -> list[str] | None:
+        """The paths of the shards, or None for a table, for other data, and where one of the shards is not local."""
+        parts = (self.val_data or "").split("::")
+        if not self.has_shards or any(kind(part) != "local" for part in parts):
+            return None
+        return [local_path(shard) for part in parts for shard in expand(part, "--val-data")]
+
+
+def check_validation(flags: ValidationFlags) -> None:
     """ValueError if --val-data or --imagenet-val is missing or unreadable; only local files are looked at."""
-    if flags.val_data and flags.dataset_type != "synthetic":
-        if flags.is_table:
-            _check_table(flags.val_data, flags)
-        else:
-            _check_shards(flags.val_data, max_pixels)
+    if flags.val_data and flags.has_shards:
+        _check_shards(flags.val_data)
+    elif flags.val_data and flags.is_table and flags.dataset_type != "synthetic":
+        _check_table(flags.val_data, flags)
     if flags.imagenet_val is not None:
         _check_classes(flags.imagenet_val)
 
 
-def _check_shards(val_data: str, max_pixels: int) -> None:
-    """All must exist: open_clip skips what it cannot read, so that the numbers would be about fewer samples."""
-    parts = [part for part in val_data.split("::") if kind(part) == "local"]
-    if any("*" in part for part in parts):
-        raise ValueError("--val-data is read by open_clip, which does not expand *: use braces, as in {00..09}.tar.")
-    shards = [shard for part in parts for shard in expand(part, "--val-data")]
-    for shard in shards:
+def _check_shards(val_data: str) -> None:
+    """All local ones must exist."""
+    parts = val_data.split("::")
+    local = [part for part in parts if kind(part) == "local"]
+    if len(local) < len(parts) and any("*" in part for part in local):
+        raise ValueError("--val-data: beside remote shards * is not expanded: use braces, as in {00..09}.tar.")
+    for shard in (shard for part in local for shard in expand(part, "--val-data")):
         try:
             with open(local_path(shard), "rb"):
                 pass
@@ -66,14 +74,6 @@ def _check_shards(val_data: str, max_pixels: int) -> None:
             raise ValueError(
                 f"--val-data: {label(shard)} cannot be read ({error.strerror}); is the path right?"
             ) from None
-    if shards:
-        first = count_shard(shards[0], max_pixels, limit=FIRST_SAMPLES)
-        if not first.usable:
-            why = f" ({first.cause})" if first.cause else ""
-            raise ValueError(
-                f"--val-data: the first samples of {label(shards[0])} hold no pair of an image and a .txt{why}: give "
-                "shards as in --train-data."
-            )
 
 
 def _check_table(path: str, flags: ValidationFlags) -> None:

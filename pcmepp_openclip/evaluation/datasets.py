@@ -62,6 +62,18 @@ def read_captioned(where: str, split: str = "test", flag: str = "--retrieval") -
     """The images and captions of a folder in clip_benchmark's layout, or of a pattern of shards."""
     folder = Path(where)
     shards = shards_of_folder(folder, split, flag) if folder.is_dir() else shards_of_pattern(where, flag)
+    found = captioned_shards(shards, where, flag)
+    if (matches := folder / split / "matches.json").is_file():
+        found.images_of_caption = _matches(matches, found, flag)
+    return found
+
+
+def captioned_shards(shards: list[str], where: str, flag: str) -> Captioned:
+    """The images and captions of shards. Whatever would leave out an image is a ValueError.
+
+    Arguments:
+        where, flag: the shards as they were given, and by which flag, for messages.
+    """
     found = Captioned()
     for key, image, members in locate_samples(shards, flag):
         facts = _facts(members, key, flag)
@@ -73,8 +85,6 @@ def read_captioned(where: str, split: str = "test", flag: str = "--retrieval") -
         found.add(image, captions, facts)
     if not found.images:
         raise ValueError(f"{flag} {where}: there are no images in it.")
-    if (matches := folder / split / "matches.json").is_file():
-        found.images_of_caption = _matches(matches, found, flag)
     return found
 
 

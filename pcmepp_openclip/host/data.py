@@ -18,6 +18,10 @@ from open_clip_train.data import DataInfo, SharedEpoch  # noqa: E402  after the 
 MAX_RESIZED_PIXELS = 16_000_000
 
 
+def validation_data(loader: Any) -> DataInfo:
+    return DataInfo(dataloader=loader)
+
+
 class Position:
     """The epoch and the batch that it begins with, seen by the workers too."""
 

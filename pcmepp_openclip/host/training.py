@@ -155,11 +155,13 @@ class _Main:
 
     def setup_logging(self, *args: Any) -> None:
         """open_clip's, which makes every logger verbose, except that torch's compiler is kept quiet at exit."""
+        from ..system.files import warn_once_of_a_full_disk
         from ..system.redact import redact_logs
 
         self._expect("parse_args")
         logger.setup_logging(*args)
         redact_logs()
+        warn_once_of_a_full_disk()
         for name in logging.root.manager.loggerDict:
             if name.startswith(("torch._", "torch.fx")):
                 logging.getLogger(name).setLevel(logging.WARNING)

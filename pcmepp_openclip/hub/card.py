@@ -259,7 +259,7 @@ def _results(facts: Facts, drawn: list[str]) -> str:
         rows = [(_plain(name), f"{value:.4f}") for name, value in sorted(facts.scores.items())]
         parts.append(_table(("metric", "value"), rows))
         samples = facts.metrics.get("num_samples")
-        how = f"Retrieval is among {samples:,.0f} validation pairs. " if samples else ""
+        how = f"Retrieval is among {samples:,.0f} validation images and their captions. " if samples else ""
         if facts.probabilistic:
             how += (
                 "Metrics that start with `csd/` rank by the sampled distance, which asks which caption was written "

@@ -39,7 +39,8 @@ PRETRAINED = (
     "--init-match-shift 1 --pp-weight 0 --vib-weight 1e-6"
 )
 
-# The paper's recipe on COCO, in addition to the loss.
+# The paper's recipe on COCO, in addition to the loss. As in the authors' code, the average has nine snapshots (epochs 16 to
+# 24) and the loss is warmed up; the paper says ten (--swa-start-epoch 15) and the learning rate (--warm-up-after-freeze lr).
 RECIPE = (
     "--pretrained openai --force-quick-gelu --epochs 25 --opt timm/adamp --opt-kwargs wd_ratio=0.1 nesterov=false "
     "--lr 5e-4 --wd 1e-4 --beta1 0.9 --beta2 0.999 --eps 1e-8 "

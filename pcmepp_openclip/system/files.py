@@ -1,7 +1,10 @@
 """Files that a command writes: there is a place for them before the work begins, and they are whole or not there."""
 
 import contextlib
+import functools
+import logging
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,6 +23,23 @@ def check_folder(folder: Path, flag: str) -> None:
         raise ValueError(
             f"{flag} {folder} cannot be written to ({error.strerror}): name another folder, or make room."
         ) from None
+
+
+def warn_once_of_a_full_disk() -> None:
+    """Make each log file that cannot be written say so once, where logging prints a traceback for every line."""
+    for handler in logging.root.handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.handleError = functools.partial(_say_unwritten, handler, [])  # type: ignore[method-assign]
+
+
+def _say_unwritten(handler: logging.FileHandler, said: list[bool], record: logging.LogRecord) -> None:
+    error = sys.exc_info()[1]
+    if not isinstance(error, OSError):
+        logging.FileHandler.handleError(handler, record)
+    elif not said:
+        said.append(True)
+        why = f"{handler.baseFilename} cannot be written ({error.strerror}): lines of the log are missing in it."
+        print(f"pcmepp train: {why}", file=sys.stderr, flush=True)
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:

@@ -149,10 +149,16 @@ def cpu_group(timeout: timedelta) -> Any:
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Explains why torch's default group could not be created, if that is one of gloo's."""
+    """Explains why torch's default group could not be created, if that is one of gloo's, and that a rank was lost."""
     try:
         yield
     except RuntimeError as error:
+        if dist.is_initialized() and (isinstance(error, dist.DistError) or "gloo/transport" in str(error)):
+            raise RunFailed(
+                f"Rank {dist.get_rank()} has lost another rank, which was killed, perhaps for lack of memory, or did "
+                "not respond for --rank-timeout-minutes: look at the log of its node, and start again with --resume "
+                f"latest. The cause was: {' '.join(str(error).split())}"
+            ) from None
         if type(error) is RuntimeError and "gloo" in str(error).lower() and not dist.is_initialized():
             raise RunFailed(_not_connected(error)) from None
         raise

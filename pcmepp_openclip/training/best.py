@@ -12,7 +12,7 @@ from ..evaluation.retrieval import KS, SAMPLES
 from ..runs import checkpoints
 
 FILE = "best.pt"
-RSUM = "rsum"  # the entry of the file
+RSUM, MEASURED = "rsum", "measured"  # the entries of the file: the value, and what it was measured on
 
 
 def rsum(metrics: Mapping[str, float], distance: str) -> float | None:
@@ -29,23 +29,33 @@ def rsum(metrics: Mapping[str, float], distance: str) -> float | None:
 class BestCheckpoint:
     """The best checkpoint of a run folder, which is also where a resumed run finds how good it is.
 
+    A value counts only if it was measured in the same way: on the same validation data, by the same distance.
+
     Arguments:
         folder: the folder of checkpoints.
         distance: the distance that items are ranked by.
+        data: a digest of the validation data.
     """
 
-    def __init__(self, folder: Path, distance: str):
+    def __init__(self, folder: Path, distance: str, data: str):
         self.path, self.distance = folder / FILE, distance
-        self.value = self._saved()
+        self.measured = {"distance": distance, "data": data}
+        self.value = -math.inf
+        if self.path.exists():
+            problem = checkpoints.fault(self.path) or self._take_value()
+            if problem:
+                logging.warning("%s is not used as the best checkpoint so far: %s.", self.path, problem)
 
-    def _saved(self) -> float:
-        if not self.path.exists():
-            return -math.inf
-        problem = checkpoints.fault(self.path)
-        if problem is not None:
-            logging.warning("%s is not used as the best checkpoint so far: %s.", self.path, problem)
-            return -math.inf
-        return float(torch.load(self.path, map_location="cpu", weights_only=True, mmap=True).get(RSUM, -math.inf))
+    def _take_value(self) -> str:
+        """Take the value of the file, or return why it does not count."""
+        saved = torch.load(self.path, map_location="cpu", weights_only=True, mmap=True)
+        value = saved.get(RSUM) if isinstance(saved, dict) else None
+        if not isinstance(value, float) or math.isnan(value):
+            return "it holds no RSUM"
+        if saved.get(MEASURED) != self.measured:
+            return f"its RSUM of {value:.2f} was measured on other validation data or by another distance"
+        self.value = value
+        return ""
 
     def is_better(self, metrics: Mapping[str, float]) -> bool:
         """Whether a validation is better than all before."""
@@ -56,7 +66,7 @@ class BestCheckpoint:
         """Replace the file by a checkpoint of the weights that were validated. Whether that has worked."""
         found = rsum(metrics, self.distance)
         assert found is not None
-        if not checkpoints.save({**checkpoint, RSUM: found}, self.path):
+        if not checkpoints.save({**checkpoint, RSUM: found, MEASURED: self.measured}, self.path):
             return False
         self.value, epochs = found, checkpoint["epoch"]
         logging.info("Saved %s, the best validation so far: RSUM %.2f after %d epochs.", self.path, found, epochs)

@@ -33,7 +33,7 @@ from ..system import files, network
 from ..system.processes import end_children
 from ..system.redact import redact_args
 from ..system.text import did_you_mean, flag_of
-from . import augment, finetuning, global_batch, objective, push
+from . import augment, finetuning, global_batch, objective, push, validation_data
 from .caching import cached_data
 from .coordination import EXIT_STOPPED, Stopped
 from .dry_run import dry_run
@@ -215,7 +215,7 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> tuple[argparse.Namespac
                 file=sys.stderr,
             )
         check_places(args)
-        data.check_validation(data.ValidationFlags.from_args(args, data_flags.val_data), args.train_data_max_pixels)
+        validation_data.check(data.ValidationFlags.from_args(args, data_flags.val_data))
         if not args.dry_run and args.logs.lower() != "none":
             files.check_folder(Path(args.logs), "--logs")
         if not args.dry_run and args.cache_tokens:
@@ -259,10 +259,9 @@ def run(args: argparse.Namespace, spec: data.DataSpec, rest: list[str]) -> int:
         if leads and args.global_batch_size:
             logging.info("Global batch: %s.", global_batch.GlobalBatch.of(settings).with_cost)
         pushing = push.Pusher(target, settings.folder, args.hub_license, args.hub_tag)
-        evaluate_fn = evaluate if probabilistic else training.stock_evaluate
         recipe = finetuning.FineTuning.from_args(args)
         watch.start()
-        loop = TrainingHooks(settings, description, args.pcmepp_cfg, evaluate_fn, probabilistic, pushing, recipe)
+        loop = TrainingHooks(settings, description, args.pcmepp_cfg, evaluate, probabilistic, pushing, recipe)
         return loop
 
     def finish_push(seconds: float, hurry: Callable[[], bool] = lambda: False) -> None:
@@ -276,7 +275,12 @@ def run(args: argparse.Namespace, spec: data.DataSpec, rest: list[str]) -> int:
         if args.cache_tokens:
             towers = cache.Towers(model, tower_config(args), args.precision, **training.computing(args))
             make_train = functools.partial(cached_data, loop, Path(args.cache_tokens), spec, towers)
-        return data.get_data(training.stock_get_data, spec, args, preprocess_fns, epoch, tokenizer, make_train)
+        make_validation = validation_data.maker(data.ValidationFlags.from_args(args, spec.flags.val_data), args)
+        makers = make_train, make_validation
+        found = data.get_data(training.stock_get_data, spec, args, preprocess_fns, epoch, tokenizer, *makers)
+        if "val" in found and make_validation is None:
+            validation_data.describe(found["val"].dataloader, spec.flags.val_data)
+        return found
 
     def last_words() -> None:
         if loop is not None:
@@ -288,18 +292,20 @@ def run(args: argparse.Namespace, spec: data.DataSpec, rest: list[str]) -> int:
     try:
         try:
             with watch, network.explained():
-                code = training.run_main(
-                    rest,
-                    args,
-                    begin,
-                    get_data=get_data,
-                    passes=args.accum_freq if probabilistic else 1,
-                )
-                if code == 0 and loop is not None and loop.complete:
-                    loop.finish()
+                try:
+                    code = training.run_main(
+                        rest,
+                        args,
+                        begin,
+                        get_data=get_data,
+                        passes=args.accum_freq if probabilistic else 1,
+                    )
+                    if code == 0 and loop is not None and loop.complete:
+                        loop.finish()
+                finally:  # before the watch, which needs the rank that holds the store
+                    if loop is not None:
+                        loop.leave()
         finally:
-            if loop is not None:
-                loop.leave()
             end_children(others)
     except Stopped as stopped:
         logging.info("%s", stopped)

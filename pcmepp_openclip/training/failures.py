@@ -27,6 +27,7 @@ from .coordination import Stopped
 INTERVAL_S = 2.0  # between two looks
 LAST_WORDS_S = 30.0  # for the last checkpoint to reach the disk
 SEEN_TIMEOUT_S = 3 * INTERVAL_S  # for the other ranks to see a failure
+REPORT_TIMEOUT_S = 3 * SEEN_TIMEOUT_S  # for the store to answer
 KEY = "pcmepp/failure"
 SEEN = "pcmepp/failure/seen"
 
@@ -87,7 +88,7 @@ class FailureWatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        first = self._report(error) if error is not None and not isinstance(error, Stopped) else None
+        first = self._reported(error) if error is not None and not isinstance(error, Stopped) else None
         self._close()
         if first is not None and first.rank != self.rank and not isinstance(error, KeyboardInterrupt):
             raise OtherRankFailed(first) from None
@@ -96,6 +97,14 @@ class FailureWatch:
         """Print it, once per node: on that of the rank that failed, this one prints its own error."""
         if self.leads_node and self.node != failure.node:
             print(f"pcmepp train: {printable(str(failure))}", file=sys.stderr, flush=True)
+
+    def _reported(self, error: BaseException) -> Failure | None:
+        """The first failure of the run; None if the store does not answer, since the rank that holds it is stopped."""
+        found: list[Failure | None] = []
+        thread = threading.Thread(target=lambda: found.append(self._report(error)), daemon=True)
+        thread.start()
+        thread.join(REPORT_TIMEOUT_S)
+        return found[0] if found else None
 
     def _report(self, error: BaseException) -> Failure | None:
         """The first failure of the run, which is this one if no other rank has failed before."""

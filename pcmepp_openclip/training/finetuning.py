@@ -23,7 +23,7 @@ class FineTuning:
         image_multiplier, text_multiplier: factor of the learning rate of a tower, heads excepted.
         drop_epochs, drop_factor: the learning rate is multiplied by the factor from each of these epochs on.
         freeze_image, freeze_text: number of epochs at the start in which the backbone of a tower is not trained.
-        warm_up: whether the loss is warmed up in the first epoch after those.
+        warm_up: what is warmed up in the first epoch after those: "loss", "lr" or None.
         swa_start: first epoch after which the weights are averaged, or None.
         save_best: whether the weights of the best validation are kept.
     """
@@ -36,7 +36,7 @@ class FineTuning:
     drop_factor: float = DROP_FACTOR
     freeze_image: int = 0
     freeze_text: int = 0
-    warm_up: bool = False
+    warm_up: str | None = None
     swa_start: int | None = None
     save_best: bool = False
 
@@ -51,7 +51,7 @@ class FineTuning:
             drop_factor=_given(args.lr_drop_factor, DROP_FACTOR),
             freeze_image=args.freeze_image_epochs or 0,
             freeze_text=args.freeze_text_epochs or 0,
-            warm_up=bool(args.warm_up_after_freeze),
+            warm_up=args.warm_up_after_freeze,
             swa_start=args.swa_start_epoch,
             save_best=args.save_best,
         )
@@ -104,9 +104,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--warm-up-after-freeze",
-        action="store_true",
-        default=None,
-        help="in the first epoch after the frozen ones, raise the loss linearly from zero to its full value",
+        nargs="?",
+        const="loss",
+        choices=["loss", "lr"],
+        help="in the first epoch after the frozen ones, raise linearly from zero to its full value: the loss, as the "
+        "authors' code does (the default), or the learning rate (lr), as their paper says",
     )
     group.add_argument(
         "--save-best",
@@ -201,6 +203,8 @@ def _check_freeze(args: argparse.Namespace) -> None:
                 raise ValueError(f"{flag} freezes the tower for the whole run: drop it, or {flag_of(name)}.")
     if args.warm_up_after_freeze and not FineTuning.from_args(args).frozen_epochs:
         raise ValueError("--warm-up-after-freeze needs a frozen tower: give --freeze-image-epochs, or drop it.")
+    if args.warm_up_after_freeze == "lr" and args.skip_scheduler:
+        raise ValueError("--warm-up-after-freeze lr needs a schedule: drop --skip-scheduler.")
 
 
 def _check_average(args: argparse.Namespace) -> None:

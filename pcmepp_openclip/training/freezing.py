@@ -49,7 +49,7 @@ def frozen_epoch(recipe: FineTuning, model: Any, epoch: int, steps: int, step: C
         if epoch < epochs
         for parameter in backbone_parameters(model, tower)
     ]
-    warms_up = recipe.warm_up and epoch == recipe.frozen_epochs
+    warms_up = recipe.warm_up == "loss" and epoch == recipe.frozen_epochs
     if not frozen and not warms_up:
         return None
     return FrozenEpoch(frozen, (lambda: (step() - epoch * steps + 1) / steps) if warms_up else None)

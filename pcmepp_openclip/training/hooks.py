@@ -73,6 +73,7 @@ class TrainingHooks:
         self.trained = False  # whether an epoch was started
         self.tried_full_length = False
         self.steps_per_epoch = 0
+        self.validation: Any = None  # the loader of --val-data, set by `check_data`
         self.augment: BatchAugmentation | None = None  # set before the first epoch
         self.save_epoch: Callable[[], None] = lambda: None  # the state at the end of the epoch, on all ranks
 
@@ -124,6 +125,7 @@ class TrainingHooks:
         return self.recipe.schedule(stock, optimizer, steps)
 
     def check_data(self, data: dict) -> None:
+        self.validation = data["val"].dataloader if "val" in data else None
         batches, accum = data["train"].dataloader.num_batches if "train" in data else None, self.settings.accum_freq
         if batches is not None and batches < accum:
             raise ValueError(
@@ -134,8 +136,8 @@ class TrainingHooks:
     def watch_loss(self, loss: nn.Module, saves: bool) -> nn.Module:
         self.monitor = Monitor(loss, self.settings, self.pcmepp_cfg)
         self.saves = saves
-        self.recipe.start(saves)
         if saves:
+            self.recipe.start(self.validation)
             self.monitor.history = self.settings.checkpoints / record.HISTORY
         return self.monitor.loss
 

@@ -19,6 +19,7 @@ from .param_groups import check_blocks, set_groups, table
 from .schedule import scheduled
 from .swa import FILE as SWA_FILE
 from .swa import WeightAverage
+from .validation_data import digest
 
 
 class Weights(Protocol):
@@ -61,11 +62,12 @@ class Recipe:
         set_groups(optimizer, model, self.flags)
 
     def schedule(self, stock: Callable[[int], float], optimizer: torch.optim.Optimizer, steps: int) -> Callable:
-        """open_clip's schedule itself, unless learning rates drop or differ between groups."""
-        if not self.flags.groups and not self.flags.drop_epochs:
+        """open_clip's schedule itself, unless the rates drop, differ between groups or are warmed up after a freeze."""
+        warm_up = self.flags.frozen_epochs if self.flags.warm_up == "lr" else None
+        if not self.flags.groups and not self.flags.drop_epochs and warm_up is None:
             return stock
         per_epoch = steps // self.settings.epochs
-        return scheduled(stock, optimizer, per_epoch, self.flags.drop_epochs, self.flags.drop_factor)
+        return scheduled(stock, optimizer, per_epoch, self.flags.drop_epochs, self.flags.drop_factor, warm_up)
 
     def resume(self, checkpoint: dict[str, Any]) -> None:
         """Take what belongs to the recipe out of a checkpoint."""
@@ -74,10 +76,14 @@ class Recipe:
             average = self.average or WeightAverage(self.flags.swa_start)
             average.restore(saved, checkpoint.get("epoch", 0))
 
-    def start(self, saves: bool) -> None:
-        """Before the first epoch. `saves` is whether this rank writes to the run folder."""
-        if saves and self.flags.save_best:
-            self.best = BestCheckpoint(self.settings.checkpoints, self.distance)
+    def start(self, validation: Any) -> None:
+        """Before the first epoch, on the rank that writes to the run folder.
+
+        Arguments:
+            validation: the loader of --val-data, None without one.
+        """
+        if self.flags.save_best:
+            self.best = BestCheckpoint(self.settings.checkpoints, self.distance, digest(validation))
 
     def around_backward(self, model: nn.Module, epoch: int, steps: int, step: Callable[[], int]) -> FrozenEpoch | None:
         around = frozen_epoch(self.flags, model, epoch, steps, step)

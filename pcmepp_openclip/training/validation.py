@@ -1,10 +1,15 @@
-"""Validation of a PCME++ model in open_clip's own `evaluate`: the metrics of `pcmepp eval`, while training."""
+"""Validation in open_clip's own `evaluate`: the metrics of `pcmepp eval`, while training.
 
-from collections.abc import Iterator, Sequence
+A plain model has open_clip's own metrics, unless the data have several captions per image.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..ambiguity.bank import Bank
@@ -16,6 +21,7 @@ from ..evaluation.retrieval import KS, Ranking, rankings, retrieval_metrics
 from ..evaluation.uncertainty import against_hits, bins
 from ..gaussian import Gaussian
 from ..host import training
+from ..models.pcmepp import ProbabilisticModel
 from ..runs import record
 
 # Of all about uncertainty, these are worth a line in the log.
@@ -26,6 +32,8 @@ def evaluate(model: Any, data: dict, epoch: int, args: Any, **kwargs: Any) -> di
     """open_clip's evaluation with our metrics in place of its N x N ones, in the same files.
 
     R@1 by uncertainty is written to a file next to them."""
+    if not isinstance(training.innermost(model), ProbabilisticModel):
+        return _evaluate_plain(model, data, epoch, args, **kwargs)
     logvars: dict[str, list[Tensor]] = {"image_logvar": [], "text_logvar": []}
     inner: Any = training.innermost(model)
 
@@ -39,7 +47,11 @@ def evaluate(model: Any, data: dict, epoch: int, args: Any, **kwargs: Any) -> di
         texts = Gaussian(text_features.to(args.device), torch.cat(logvars["text_logvar"]).to(args.device))
         found_by = columns(inner, logit_scale.item())
         by_distance = {name: found_by[name] for name in ("cosine", inner.pcmepp_cfg.ranks_by)}
-        own = range(len(texts.mean))
+        pairs = images.mean.float(), texts.mean.float()
+        own: Sequence[int] = range(len(images.mean))
+        if several := _several_captions(data):
+            own = several
+            texts = Gaussian(*map(torch.cat, zip(*_encoded(data, args, inner.encode_text_gaussian), strict=True)))
         found = rankings(images, texts, own, distances=by_distance)
         entailment = {name: measure for name, measure in found_by.items() if name == "entailment"}
         entailed = rankings(images, texts, own, distances=entailment)
@@ -47,7 +59,10 @@ def evaluate(model: Any, data: dict, epoch: int, args: Any, **kwargs: Any) -> di
         if args.save_logs:
             lines = dict(_bins(found, uncertainty))
             record.append_line(Path(args.checkpoint_path) / record.UNCERTAINTY, {"epoch": epoch, **lines})
-        about = [*_about_uncertainty(found, uncertainty), *_about_means(found, images, texts, logit_scale.item())]
+        about = [
+            *_about_uncertainty(found, uncertainty),
+            *_about_means(found, images, texts, pairs, logit_scale.item()),
+        ]
         return as_dict([*retrieval_metrics(found), *_recalls_of_images(entailed), *about])
 
     handle = inner.register_forward_hook(keep)
@@ -56,6 +71,35 @@ def evaluate(model: Any, data: dict, epoch: int, args: Any, **kwargs: Any) -> di
             return training.stock_evaluate(model, data, epoch, args, **kwargs)
     finally:
         handle.remove()
+
+
+def _evaluate_plain(model: Any, data: dict, epoch: int, args: Any, **kwargs: Any) -> dict:
+    inner: Any = training.innermost(model)
+
+    def metrics(image_features: Tensor, **_given: Tensor) -> dict[str, float]:
+        means = image_features.to(args.device), torch.cat(_encoded(data, args, inner.encode_text))
+        images, texts = (Gaussian(F.normalize(mean.float(), dim=-1), torch.zeros_like(mean)) for mean in means)
+        return as_dict(retrieval_metrics(rankings(images, texts, own, distances=["cosine"])))
+
+    own = _several_captions(data) if args.rank == 0 else []
+    with training.metrics_of(metrics) if own else contextlib.nullcontext():
+        return training.stock_evaluate(model, data, epoch, args, **kwargs)
+
+
+def _several_captions(data: dict) -> list[int]:
+    """The index of the image of each caption; nothing where open_clip's loop reads all captions, one of each image."""
+    captioned = getattr(data["val"].dataloader, "captioned", None) if "val" in data else None
+    if captioned is None or len(captioned.captions) == len(captioned.images):
+        return []
+    return captioned.image_of_caption
+
+
+@torch.inference_mode()
+def _encoded(data: dict, args: Any, encode: Callable[[Tensor], Any]) -> list[Any]:
+    """All captions of the validation data, in batches."""
+    computing = training.computing(args)
+    with computing["autocast"]():
+        return [encode(text_NL.to(computing["device"])) for text_NL in data["val"].dataloader.texts()]
 
 
 def _recalls_of_images(found: Sequence[Ranking]) -> Iterator[Metric]:
@@ -78,12 +122,15 @@ def _about_uncertainty(found: Sequence[Ranking], uncertainty: dict[str, Tensor])
                     yield metric
 
 
-def _about_means(found: Sequence[Ranking], images: Gaussian, texts: Gaussian, scale: float) -> Iterator[Metric]:
+def _about_means(
+    found: Sequence[Ranking], images: Gaussian, texts: Gaussian, pairs: tuple[Tensor, Tensor], scale: float
+) -> Iterator[Metric]:
     """What the means alone say of misses, such as "images/csd_R@1/bank/miss_AUROC": by the confusion over the gallery,
-    with a bank of the validation pairs themselves, to be read beside the number of the variance."""
+    with a bank of the validation pairs themselves, each image with its first caption, to be read beside the number of
+    the variance."""
     if len(images.mean) < 2:
         return
-    bank = Bank(images.mean.float(), texts.mean.float(), scale)
+    bank = Bank(*pairs, scale)
     confusion = {
         "images": bank.confusion(images.mean, "images", texts.mean),
         "captions": bank.confusion(texts.mean, "texts", images.mean),
