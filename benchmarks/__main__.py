@@ -39,7 +39,7 @@ NAMES = {  # each a module here with `rows()`
     "gather": "bytes that ranks exchange for the loss",
     "checkpoint": "saving and verified loading",
     "retrieval": "evaluation by CSD and by cosine",
-    "ambiguity": "the ambiguity of a text by a bank, beside its encoding",
+    "ambiguity": "the confusion of a text by a bank, beside its encoding",
     "hub": "training while a checkpoint is pushed",
     "gpo": "pooling by GPO against its plain form, and a training step with it",
     "step": "time and memory of training steps",

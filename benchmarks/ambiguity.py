@@ -1,4 +1,4 @@
-"""What the ambiguity of a text by a bank costs beside the encoding of that text by ViT-B-32, one text at a time.
+"""What the confusion of a text by a bank costs beside the encoding of that text by ViT-B-32, one text at a time.
 
 python -m benchmarks ambiguity
 """
@@ -23,8 +23,8 @@ def references(count: int, seed: int) -> Tensor:
     return F.normalize(torch.randn(count, DIM, generator=torch.Generator().manual_seed(seed)), dim=-1)
 
 
-def entropies(size: int) -> Callable[[], list[Tensor]]:
-    """The ambiguity of some texts in a bank of that size, one after the other."""
+def confusions(size: int) -> Callable[[], list[Tensor]]:
+    """The confusion of some texts in a bank of that size, one after the other."""
     bank = Bank(references(size, 0), references(size, 1), 100.0)
     queries = references(QUERIES, 2).split(1)
     return lambda: [bank.confusion(query, "texts") for query in queries]
@@ -45,8 +45,8 @@ def encodings() -> Callable[[], list[Tensor]]:
 
 def rows() -> Iterator[Row]:
     with one_thread():
-        *ours, theirs = turns([*map(entropies, SIZES), encodings()], REPEATS)
+        *ours, theirs = turns([*map(confusions, SIZES), encodings()], REPEATS)
     per_text = [seconds / QUERIES for seconds in theirs]
     for size, seconds in zip(SIZES, ours, strict=True):
-        what = f"ambiguity of a text by a bank of {size} pairs against its encoding by ViT-B-32, time"
+        what = f"confusion of a text by a bank of {size} pairs against its encoding by ViT-B-32, time"
         yield row(what, [x / QUERIES for x in seconds], per_text, "s", BAR)

@@ -14,7 +14,10 @@ COMMANDS = {  # name: (module, what it does)
     "push": ("pcmepp_openclip.hub.command", "push a run or a checkpoint to the Hugging Face Hub"),
     "data": ("pcmepp_openclip.data.command", "count and check training shards"),
     "eval": ("pcmepp_openclip.evaluation.command", "evaluate retrieval, zero-shot classification and uncertainty"),
-    "bank": ("pcmepp_openclip.inference.bank_command", "make the bank of reference pairs that tells what is ambiguous"),
+    "bank": (
+        "pcmepp_openclip.inference.bank_command",
+        "make the bank of reference pairs that tells what the model confuses",
+    ),
     "calibrate": ("pcmepp_openclip.inference.calibrate_command", "fit the probability that an image and a text match"),
     "demo": ("pcmepp_openclip.demo.command", "train a small model on drawn scenes and measure its uncertainty"),
     "toy": ("pcmepp_openclip.toy.command", "train points in the plane by four losses, as in the paper's toy"),

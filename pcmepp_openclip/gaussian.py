@@ -31,7 +31,7 @@ class Gaussian(NamedTuple):
 
     Example:
         >>> image = model.encode_image_gaussian(pixels)
-        >>> image.uncertainty.argsort(descending=True)  # the most ambiguous image first
+        >>> image.uncertainty.argsort(descending=True)  # the most uncertain image first
     """
 
     mean: Tensor
@@ -39,7 +39,7 @@ class Gaussian(NamedTuple):
 
     @property
     def uncertainty(self) -> Tensor:
-        """How ambiguous each sample is: the sum of its variances, sum_d sigma_d^2, [N], fp32."""
+        """The uncertainty of each sample: the sum of its variances, sum_d sigma_d^2, [N], fp32."""
         return self.logvar.float().exp().sum(dim=-1)
 
     @property

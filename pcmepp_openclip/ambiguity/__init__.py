@@ -1,6 +1,6 @@
-"""How ambiguous an input is, for any open_clip model.
+"""What the embeddings of any open_clip model say of an input: confusion, multiplicity, and calibrated pairs.
 
-`bank` is the estimator that needs no training: the entropy of what an input would find among reference pairs.
+`bank` needs no training: it compares an input with reference pairs.
 `calibration` turns scores into the probability of a pair. `store` keeps both in files.
 """
 

@@ -79,7 +79,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         "--bank",
         type=Path,
         metavar="FILE",
-        help="reference pairs of the model, from `pcmepp bank`: ambiguity for any CLIP (default: the one beside the "
+        help="reference pairs of the model, from `pcmepp bank`: confusion for any CLIP (default: the one beside the "
         "weights of a local-dir or hf-hub model)",
     )
     group.add_argument(

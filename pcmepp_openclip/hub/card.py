@@ -76,7 +76,7 @@ def _head(facts: Facts) -> str:
     text = f"# {facts.repo_id.split('/')[-1]}\n\nThis is {kind} for images and English captions"
     if facts.probabilistic:
         text += (
-            ": it maps each to a Gaussian rather than a point, so that it also tells how ambiguous its input is. "
+            ": it maps each to a Gaussian rather than a point, so that an input also has an uncertainty. "
             "Its mean embeddings are used as CLIP's are"
         )
     planned = facts.about.get("hyperparameters", {}).get("epochs")
@@ -288,8 +288,8 @@ def _end(facts: Facts) -> str:
     if facts.probabilistic:
         limits.insert(
             1,
-            "Uncertainty tells how ambiguous an input is to this model. It is no probability of being wrong, and "
-            "values of different models cannot be compared.",
+            "Uncertainty is the sum of the variances. What it says of an input depends on how it was trained. It is no "
+            "probability of being wrong, and values of different models cannot be compared.",
         )
     return (
         "## Limits\n\n"
