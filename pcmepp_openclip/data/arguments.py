@@ -118,6 +118,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--noise-seed", type=whole_number, metavar="N", help="which samples --noise-ratio takes (default: 0)"
     )
+    group.add_argument(
+        "--noise-per-caption",
+        action="store_true",
+        help="with --noise-ratio: exchange single captions, as the authors of PCME++ do, so that an image with several "
+        "captions keeps some of them; by default all captions of an image move together",
+    )
 
 
 @dataclass(frozen=True)
@@ -148,6 +154,7 @@ class DataFlags:
     multi_positives: bool
     noise_ratio: float
     noise_seed: int | None
+    noise_per_caption: bool
     model: str
     force_image_size: Any
     batch_size: int

@@ -129,7 +129,7 @@ def make_loader_spec(spec: DataSpec, transform: Any, tokenizer: Any, *, rank: in
 def _caption_choice(spec: DataSpec, progress: bool) -> CaptionChoice:
     flags, exchanged = spec.flags, {}
     if flags.noise_ratio:
-        about = flags.captions != FIRST, flags.noise_ratio, flags.noise_seed or 0
+        about = flags.captions != FIRST, flags.noise_ratio, flags.noise_seed or 0, flags.noise_per_caption
         exchanged = exchanged_captions(spec.sources, spec.sizes, *about, progress=progress)
     return CaptionChoice(flags.captions, flags.seed, flags.rows, exchanged)
 
@@ -142,7 +142,7 @@ def _announce(spec: DataSpec, loader: LoaderSpec) -> None:
         logging.info("Data: %s: %s, %s%s", source.name, shards, counted, share)
     flags = spec.flags
     if loader.captions.exchanged:
-        logging.info("Data: %d samples have the captions of another one (noise)", len(loader.captions.exchanged))
+        logging.info("Data: %d samples have captions of others (noise)", len(loader.captions.exchanged))
     if flags.captions == ALL:
         how = "in the same batch" if flags.multi_positives else "in passes of their own"
         logging.info("Data: each image with %d captions per epoch, %s", flags.captions_per_epoch, how)

@@ -49,8 +49,12 @@ def check_caption_flags(flags: DataFlags) -> None:
             f"--batch-size {flags.batch_size} must be a multiple of the {flags.rows} captions per image with "
             "--multi-positives: change it, or --captions-per-image."
         )
-    if flags.noise_seed is not None and not flags.noise_ratio:
-        raise ValueError("--noise-seed has no effect without --noise-ratio: add that, or drop it.")
+    for flag, given in {
+        "--noise-seed": flags.noise_seed is not None,
+        "--noise-per-caption": flags.noise_per_caption,
+    }.items():
+        if given and not flags.noise_ratio:
+            raise ValueError(f"{flag} has no effect without --noise-ratio: add that, or drop it.")
 
 
 def check_several_captions(sources: list[Source], captions: str, retries: int = 2) -> None:

@@ -14,8 +14,8 @@ The noise is new in each step, and a function of the seed, the step and the plac
 the same on any number of ranks, in all passes of an accumulated step, and after a resume.
 
 Relations: the authors' code takes sigmoid(2 x), which is a and b twice as large, and sums over all pairs and both
-directions, which is a weight of 2 N^2. It samples with sigma = exp(s), although its VIB reads s as log sigma^2, as all of
-this package does, where sigma = exp(s / 2): its samples spread as those of a variance of exp(2 s).
+directions, which is a weight of 2 N^2. It samples with sigma = exp(s), although its VIB reads s as log sigma^2, as this
+package always does, where sigma = exp(s / 2): its samples spread as those of a variance of exp(2 s).
 Reference: Chun et al., "Probabilistic Embeddings for Cross-Modal Retrieval", CVPR 2021.
 """
 

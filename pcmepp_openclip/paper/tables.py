@@ -36,7 +36,7 @@ PCME = (
     f"{OFF} --pcme-weight 32768 --vib-weight 1e-3 --match-logit learned --train-means-by all --init-match-scale 5 "
     "--init-match-shift 5"
 )
-NOISE_20, NOISE_50 = "--noise-ratio 0.2 --noise-seed 0", "--noise-ratio 0.5 --noise-seed 0"
+NOISE_20, NOISE_50 = (f"--noise-ratio {ratio} --noise-seed 0 --noise-per-caption" for ratio in (0.2, 0.5))
 PRETRAINED = (
     "--contrastive-weight 1 --match-weight 1 --match-logit learned --train-means-by all --init-match-scale 1 "
     "--init-match-shift 1 --pp-weight 0 --vib-weight 1e-6"
