@@ -1,6 +1,12 @@
 #!/usr/bin/env bash
 # Fine-tuning of CLIP ViT-B/32 on COCO with the hyperparameters of the paper (https://arxiv.org/abs/2305.18171).
 #
+# The authors' code also does what the paper does not mention, and the recipe leaves out:
+#     --label-smoothing 1e-4                             labels of 1e-4 and 1 - 1e-4 in place of 0 and 1
+#     --crop-sides 0.6 1 --flip                          its crop, squashed to a square, and flips
+#     --image-mean 0.485 0.456 0.406 --image-std 0.229 0.224 0.225 --image-resize-mode squash
+#                                                        ImageNet's mean, and squashed images in validation too
+#
 #   DATA=/data LOGS=/runs launch/recipes/coco-b32.sh [flags, which override those below]
 set -euo pipefail
 # shellcheck source=launch/common.sh

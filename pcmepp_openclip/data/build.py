@@ -94,6 +94,7 @@ def make_loader_spec(spec: DataSpec, transform: Any, tokenizer: Any, *, rank: in
     if uncounted:  # whole shards only: a line needs all counts
         shards = tuple(shard._replace(size=None) for shard in shards)
     trim = not flags.no_trim_captions and host_data.takes_cut_texts(flags.model)
+    transform = host_data.with_crop(transform, flags.crop_sides, flags.flip)
     transform, normalization = host_data.split_transform(transform)
     exact, reduced = (flags.train_data_decoding == value for value in (EXACT, REDUCED))
     steps = None if normalization is None else host_data.split_crop(transform)
