@@ -50,7 +50,7 @@ class PCMEppCfg:
             plain CLIP.
         distance: d of the matching logit, a name in `DISTANCES`.
         reduction: reduction of the matching loss, "mean" or "sum", see `matching_loss`.
-        triplet_margin, triplet_negatives, triplet_warmup_epochs, pcme_samples: see `TermSettings`.
+        triplet_margin, triplet_negatives, triplet_warmup_epochs, pcme_samples, label_smoothing: see `TermSettings`.
         weights: weights of the loss terms by key, in JSON as `contrastive_weight`, `match_weight`, `pp_weight`,
             `vib_weight` and so on for every name in `LOSSES`; a term that is not given has its default weight.
     """
@@ -72,6 +72,7 @@ class PCMEppCfg:
     triplet_negatives: str = TermSettings.triplet_negatives
     triplet_warmup_epochs: int = TermSettings.triplet_warmup_epochs
     pcme_samples: int = TermSettings.pcme_samples
+    label_smoothing: float = TermSettings.label_smoothing
     weights: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -82,6 +83,7 @@ class PCMEppCfg:
             name: getattr(self, name)
             for name in (
                 *("init_match_scale", "init_match_shift", "match_ratio", "triplet_margin", "image_token_augment"),
+                "label_smoothing",
             )
         } | self.weights
         if self.init_logvar_bias is not None:
@@ -97,6 +99,10 @@ class PCMEppCfg:
             raise ValueError(f"pcmepp_cfg.init_match_scale must be positive, not {self.init_match_scale!r:.40}.")
         if self.triplet_margin <= 0:
             raise ValueError(f"pcmepp_cfg.triplet_margin must be positive, not {self.triplet_margin!r:.40}.")
+        if not 0 <= self.label_smoothing < 0.5:
+            raise ValueError(
+                f"pcmepp_cfg.label_smoothing must be at least 0 and below 0.5, not {self.label_smoothing!r:.40}."
+            )
         if not 0 < self.match_ratio < 1:
             raise ValueError(f"pcmepp_cfg.match_ratio must be between 0 and 1, not {self.match_ratio!r:.40}.")
         if not 0 <= self.image_token_augment < 1:

@@ -236,6 +236,8 @@ def test_a_resumed_run_has_the_same_warm_up_and_noise(data, tmp_path):
         (["--triplet-weight", "1", "--triplet-negatives", "half"], "--triplet-negatives must be 'hardest' or 'all'"),
         (["--triplet-weight", "1", "--triplet-warmup-epochs", "-1"], "--triplet-warmup-epochs must be a whole number"),
         (["--triplet-margin", "0.1"], "--triplet-margin needs --triplet-weight, which is 0"),
+        (["--label-smoothing", "0.5"], "--label-smoothing must be at least 0 and below 0.5, not 0.5"),
+        (["--label-smoothing", "1e-4", "--match-weight", "0"], "--label-smoothing needs --match-weight or --pp-weight"),
         (["--pcme-samples", "4"], "--pcme-samples needs --pcme-weight, which is 0"),
         (["--pcme-weight", "1", "--pcme-samples", "0"], "--pcme-samples must be a whole number of at least 1, not 0"),
         (

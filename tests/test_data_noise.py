@@ -127,6 +127,30 @@ def test_all_captions_of_an_image_move_together(shards):
     assert seen == {key: {f"{giver.get(key, key)} {i}" for i in range(3)} for key in KEYS}
 
 
+@pytest.mark.parametrize("mode", ["first", "all"])
+def test_single_captions_are_exchanged(shards, mode):
+    """Against a slow form over all captions; with one caption per image it is the noise of whole images."""
+    count = 3 if mode == "all" else 1
+    flags = ["--captions", mode, *(["--captions-per-image", "3"] if count == 3 else [])]
+    texts = [f"{key} {i}" for key in KEYS for i in range(count)]
+    giver = slow_exchange(len(texts), 0.5, 3)
+    expected = collections.defaultdict(set)
+    for place in range(len(texts)):
+        expected[KEYS[place // count]].add(texts[giver.get(place, place)])
+    seen = collections.defaultdict(set)
+    noise = ["--noise-ratio", "0.5", "--noise-seed", "3", "--noise-per-caption"]
+    for key, text in shown(load(arguments(shards, *noise, *flags))):
+        seen[key].add(text)
+    assert seen == expected
+    own = [sum(text.startswith(key) for text in found) for key, found in seen.items()]
+    assert all(own.count(k) for k in range(3)) or count == 1
+
+
+def test_the_way_of_the_noise_needs_noise(shards):
+    with pytest.raises(ValueError, match="--noise-per-caption has no effect without --noise-ratio"):
+        specify(arguments(shards, "--noise-per-caption"))
+
+
 def test_every_caption_is_still_seen_once(shards):
     assert sorted(flat(load(arguments(shards, "--noise-ratio", "1")))) == sorted(f"{key} 0" for key in KEYS)
 

@@ -83,6 +83,51 @@ def test_an_exact_crop_has_the_pixels_and_the_random_numbers_of_the_transform(co
         assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.parametrize("name", ["JPEG", "PNG", "a strip"])
+def test_a_crop_to_a_share_of_both_sides_against_a_slow_form(codec, name):
+    """The box by its definition, squashed to a square by Pillow and flipped by a coin."""
+    transform = host_data.with_crop(open_clip.image_transform(SIZE, is_train=True), [0.6, 1.0], True)
+    crop, image, flips, shares = crop_of(transform, exact=True), decode_image(FILES[name]), 0, []
+    for seed in range(12):
+        torch.manual_seed(seed)
+        pixels = crop(FILES[name], MANY, False)
+        torch.manual_seed(seed)
+        shares.append(0.6 + 0.4 * torch.rand(1).item())
+        width, height = (max(1, int(side * shares[-1])) for side in image.size)
+        top, left = (int(torch.randint(n, (1,))) for n in (image.height - height + 1, image.width - width + 1))
+        slow = image.crop((left, top, left + width, top + height)).resize((SIZE, SIZE), Image.Resampling.BICUBIC)
+        flip = torch.rand(1).item() < 0.5
+        flips += flip
+        expected = np.asarray(slow)[:, ::-1] if flip else np.asarray(slow)
+        assert np.array_equal(pixels.numpy(), expected)
+    assert 0 < flips < 12 and min(shares) < 0.7 and max(shares) > 0.9
+
+
+def test_a_flip_alone_keeps_open_clips_crop():
+    plain = open_clip.image_transform(SIZE, is_train=True)
+    flipped = crop_of(host_data.with_crop(plain, None, True), exact=True)
+    views = {}
+    for seed in range(8):
+        for name, crop in (("plain", crop_of(plain, exact=True)), ("flipped", flipped)):
+            torch.manual_seed(seed)
+            views[name] = crop(FILES["PNG"], MANY, False)
+        same, mirrored = (torch.equal(views["flipped"], x) for x in (views["plain"], views["plain"].flip(1)))
+        views.setdefault("found", set()).add((same, mirrored))
+    assert views["found"] == {(True, False), (False, True)}
+
+
+def test_the_flags_of_the_crop_reach_the_loader(tmp_path):
+    write_tar(tmp_path / "0.tar", [pair(f"s{i}") for i in range(4)])
+    (tmp_path / "sizes.json").write_text('{"0.tar": 4}')
+    place, transform, tokenizer = f"{tmp_path}/0.tar", open_clip.image_transform(8, is_train=True), lambda x: [[1, 0]]
+    spec = specify(arguments(place, "--crop-sides", "0.6", "1", "--flip"))
+    crop = make_loader_spec(spec, transform, tokenizer, rank=0, ranks=1).crop
+    assert crop.crop.scale == (0.6, 1.0) and "Flip" in str(crop.after)
+    for flags, words in ((["1", "0.6"], "takes the least share first"), (["0", "1"], "above 0")):
+        with pytest.raises(ValueError, match=words):
+            specify(arguments(place, "--crop-sides", *flags))
+
+
 @pytest.mark.parametrize("reduced, mean, psnr", [(False, 0.05, 50), (True, 3.0, 30)])
 def test_other_crops_are_within_the_stated_error_of_the_exact_one(codec, reduced, mean, psnr):
     transform = open_clip.image_transform(SIZE, is_train=True)

@@ -12,6 +12,7 @@ import pcmepp_openclip as pp
 from benchmarks import labels as benchmark
 from benchmarks.loss import inputs
 from pcmepp_openclip.distances import tiles
+from pcmepp_openclip.losses import TermSettings
 from pcmepp_openclip.models.labelled import LabelledImages
 
 WEIGHTS = {"contrastive_weight": 0.0, "match_weight": 2.0, "pp_weight": 0.1, "vib_weight": 0.0}
@@ -60,6 +61,27 @@ def test_values_and_gradients_equal_the_slow_form(monkeypatch, kind, distance, r
         for x, y in zip(grads(got, leaves), grads(want, exact), strict=True):
             assert (x - y).norm() <= 1e-5 * y.norm().clamp(min=1e-6)
     assert loss.read_diagnostics()["pseudo_positives"] == raised > 13
+
+
+@pytest.mark.parametrize("kind", [None, "mixed", "several"])
+@pytest.mark.parametrize("distance, chunk", [("csd", 60), ("csd", 10**6), ("cosine", 60)])
+def test_smoothed_labels_equal_the_slow_form(monkeypatch, kind, distance, chunk):
+    """e + (1 - 2e) m in place of m, values and all gradients, with pseudo-positives and without."""
+    monkeypatch.setitem(tiles.CHUNK, "cpu", chunk)
+    smoothing, leaves, exact = 0.03, batch(dtype=torch.float32), batch()
+    given, m = (None,) * 3, torch.eye(13, dtype=torch.float64)
+    if kind is not None:
+        given = labels(kind)
+        m = slow_labels(*given)
+    v, t, lv, lt, _, a, b = exact
+    slow = slow_soft_terms(v, t, lv, lt, a, b, smoothing + (1 - 2 * smoothing) * m, distance=distance)
+    loss = pp.PCMEppLoss(**WEIGHTS, distance=distance, settings=TermSettings(label_smoothing=smoothing))
+    fast = call(loss, leaves, given)
+    pairs = list(zip(fast.values(), (2 * slow[0], 0.1 * slow[1]), strict=True))
+    for got, want in [*pairs, (sum(x for x, _ in pairs), sum(x for _, x in pairs))]:
+        assert relative(got, want) < 1e-6
+        for x, y in zip(grads(got, leaves), grads(want, exact), strict=True):
+            assert (x - y).norm() <= 1e-5 * y.norm().clamp(min=1e-6)
 
 
 def test_the_readable_forms_give_the_same():

@@ -118,6 +118,17 @@ def test_the_paper_s_fine_tuning(how):
     finetuning.check(Namespace(**args))
 
 
+def test_what_the_authors_code_does_beside_the_paper():
+    """The lines of the recipe's comment are flags that can be appended to it."""
+    recipe = (LAUNCH / "recipes/coco-b32.sh").read_text()
+    named = " ".join(re.findall(r"^#     (--.+?)(?:   .*)?$", recipe, re.MULTILINE)).split()
+    words = call(LAUNCH / "recipes/coco-b32.sh", "--dry-run", *named, DATA="/data")
+    args = parsed(words[words.index("pcmepp_openclip.train") + 1 :])
+    wanted = {"label_smoothing": 1e-4, "crop_sides": [0.6, 1.0], "flip": True, "image_resize_mode": "squash"}
+    wanted |= {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+    assert {key: args[key] for key in wanted} == wanted
+
+
 def test_the_launchers_take_their_numbers_from_the_variables():
     words = call(LAUNCH / "nodes.sh", "--dry-run", NNODES="3", HEAD="10.0.0.1", PORT="1234", NPROC="4", RUN_ID="x")
     line = " ".join(words)

@@ -7,6 +7,7 @@ import random
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -118,6 +119,55 @@ def test_rows_start_from_one_clip_and_a_failed_row_is_shown(small, tmp_path, mon
     assert results["rows"][1]["ours"]["0"] and not results["order"]
 
 
+def evaluated(path, **changed):
+    """Write the results.json of a row that is ranked by CSD."""
+    recalls = {f"csd/{x}_R@1": 0.5 for x in ("image_to_text", "text_to_image")}
+    matches = {key.replace("R@1", name): 0.5 for key in recalls for name in ("mAP@R", "R-Precision", "any_match_R@1")}
+    metrics = {"csd/RSUM": 300.0, **recalls, **matches, **changed}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"retrieval": {"retrieval": {"metrics": metrics}}}))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(path.read_bytes()[:-30]),
+        lambda path: path.write_bytes(b"\xff" * 40),
+        lambda path: path.write_text("[]"),
+        lambda path: path.write_text("{}"),
+        lambda path: path.write_text(path.read_text().replace("300.0", '"300"')),
+        lambda path: path.write_text(path.read_text().replace("300.0", "1e999")),
+        lambda path: evaluated(path, other=math.nan),
+    ],
+)
+def test_a_damaged_result_fails_its_row_alone(damage, tmp_path, capsys):
+    table, scale = TABLES["beta"], scales.Scenes(tmp_path, 2, 2, 256)
+    rows = {row.key: scale.run(table, row, 0) for row in table.rows[:2]}
+    for run in rows.values():
+        evaluated(run.results)
+    damage(rows["0"].results)
+    assert cli.run(["paper", "beta", "--rows", "0,0.1", *SMALL, "--out", str(tmp_path)]) == 1
+    said = capsys.readouterr()
+    assert f"0, seed 0: failed, {rows['0'].results} is damaged" in said.err and "delete it" in said.err
+    found = {row["key"]: row for row in json.loads((tmp_path / "beta/results.json").read_text())["rows"]}
+    assert found["0"]["failed"] == {"0": str(rows["0"].results)} and found["0.1"]["ours"]["0"]["RSUM"] == 300
+
+
+def test_two_commands_in_one_folder(tmp_path, capsys):
+    """The second one is refused while the first one works, and the folder is free once the first one is gone."""
+    scale = scales.Scenes(tmp_path, 2, 2, 256)
+    evaluated(scale.run(TABLES["beta"], TABLES["beta"].rows[0], 0).results)
+    line = ["paper", "beta", "--rows", "0", *SMALL, "--out", str(tmp_path)]
+    take = "import fcntl, sys, time; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True)"
+    command = [sys.executable, "-c", f"{take}; time.sleep(100)", str(tmp_path / "lock")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        assert cli.run(line) == 1
+        assert f"another `pcmepp paper` works in --out {tmp_path}" in capsys.readouterr().err
+        other.kill()
+    assert cli.run(line) == 0
+
+
 def test_a_failed_start_fails_its_rows_once(small, tmp_path, monkeypatch):
     calls = []
 
@@ -164,6 +214,24 @@ def coco_folder(tmp_path):
     (tmp_path / "coco/val2014").mkdir()
     (tmp_path / "coco/dataset_coco.json").touch()
     return tmp_path / "coco"
+
+
+def test_other_data_are_another_run(tmp_path):
+    """Two folders of the same files, and one whose shards or captions have changed since."""
+    a, b = coco_folder(tmp_path / "a"), coco_folder(tmp_path / "b")
+    rows = {row.key: row for row in TABLES["main"].rows}
+
+    def places(folder):
+        scale = scales.Coco(tmp_path / "out", folder)
+        return [scale.run(TABLES["main"], rows[key], 0).results for key in ("b32-clip", "b32-pcmepp")]
+
+    before = places(a)
+    assert before == places(a) and not set(before) & set(places(b))
+    for file in (a / "train/00001.tar", a / "dataset_coco.json"):
+        file.write_text("x")
+        assert not set(before) & set(places(a))
+        file.write_text("")
+    assert before == places(a)
 
 
 def test_the_commands_of_coco_are_printed(tmp_path, capsys):

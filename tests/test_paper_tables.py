@@ -69,6 +69,20 @@ def test_hardest_negatives_are_trained_on_both_scales(scales):
         assert own.triplet_warmup_epochs == warmup
 
 
+def test_vib_weighs_what_it_does_in_the_authors_code_beside_pcme():
+    """1e-3 beside the sum over 128 x 128 pairs and both directions."""
+    parsed = [own_parser().parse_known_args(shlex.split(row.flags))[0] for _, row in PLACES if row.flags]
+    found = [own.vib_weight / own.pcme_weight for own in parsed if own.pcme_weight]
+    assert len(found) == 6 and found == pytest.approx([1e-3 / (2 * 128**2)] * 6)
+
+
+def test_noise_is_of_single_captions_as_in_the_authors_code():
+    noisy = [row for _, row in PLACES if "--noise-ratio" in (row.flags or "")]
+    assert len(noisy) == 14 and all(
+        own_parser().parse_known_args(shlex.split(x.flags))[0].noise_per_caption for x in noisy
+    )
+
+
 def test_a_wrong_flag_would_be_noticed(scales):
     row = dataclasses.replace(TABLES["distances"].rows[-1], flags="--distance nothing")
     assert not accepted(scales["scenes"].run(TABLES["distances"], row, 0).train)

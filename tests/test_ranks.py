@@ -84,7 +84,10 @@ def label_cases():
         for world, accum in worlds:
             name = f"labels-{kind}-{distance}-w{world}-k{accum}"
             case = {"name": name, "world": world, "accum": accum, "distance": distance, "form": form}
-            yield {**case, "weights": weights, "labels": kind, "logged": True}
+            case |= {"weights": weights, "labels": kind, "logged": True}
+            yield case
+            if kind == "both" and world > 1:
+                yield {**case, "name": f"smooth-{name}", "settings": {"label_smoothing": 0.02}}
 
 
 CASES, LABEL_CASES = list(cases()), list(label_cases())
@@ -165,14 +168,15 @@ def test_the_log_says_of_a_batch_what_one_process_would(case, results):
 
 
 @functools.cache
-def slow_labelled(kind, distance, form):
+def slow_labelled(kind, distance, form, smoothing):
     """Terms, gradients by name, raised labels and mean sum of labels of the whole batch in one process."""
     model, images, texts = build_model(form)
     out = model(images, texts)
     gaussians = [out[key].double() for key in ("image_features", "text_features", "image_logvar", "text_logvar")]
     m = slow_labels(*build_labels(kind))
     scalars = [out[key].double().mean() for key in ("match_scale", "match_shift")]
-    match, pp, raised = slow_soft_terms(*gaussians, *scalars, m, model.pcmepp_cfg.reduction, distance)
+    smooth = smoothing + (1 - 2 * smoothing) * m
+    match, pp, raised = slow_soft_terms(*gaussians, *scalars, smooth, model.pcmepp_cfg.reduction, distance)
     names = [name for name, _ in model.named_parameters()]
     grads = torch.autograd.grad(2.0 * match + 0.1 * pp, list(model.parameters()), materialize_grads=True)
     return (
@@ -186,7 +190,9 @@ def slow_labelled(kind, distance, form):
 @pytest.mark.parametrize("case", LABEL_CASES, ids=lambda case: case["name"])
 def test_soft_labels_equal_one_process(case, results):
     got = results[case["name"]]
-    terms, grads, raised, matches = slow_labelled(case["labels"], case["distance"], case["form"])
+    terms, grads, raised, matches = slow_labelled(
+        *(case["labels"], case["distance"], case["form"], case.get("settings", {}).get("label_smoothing", 0.0))
+    )
     assert got["terms"].keys() == terms.keys()
     for name, value in terms.items():
         assert got["terms"][name].item() == pytest.approx(value.item(), rel=1e-5), name

@@ -4,6 +4,11 @@
 # Where the authors' code differs from their paper, the recipe follows the code. The paper's are:
 #   --swa-start-epoch 15         averages the last ten epochs (15 to 24); the code's 16 averages nine
 #   --warm-up-after-freeze lr    warms the learning rate up; the code's, loss, scales the loss
+# The authors' code also does what the paper does not mention, and the recipe leaves out:
+#     --label-smoothing 1e-4                             labels of 1e-4 and 1 - 1e-4 in place of 0 and 1
+#     --crop-sides 0.6 1 --flip                          its crop, squashed to a square, and flips
+#     --image-mean 0.485 0.456 0.406 --image-std 0.229 0.224 0.225 --image-resize-mode squash
+#                                                        ImageNet's mean, and squashed images in validation too
 #
 #   DATA=/data LOGS=/runs launch/recipes/coco-b32.sh [flags, which override those below]
 set -euo pipefail

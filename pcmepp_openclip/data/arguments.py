@@ -82,6 +82,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="rotate images according to their EXIF orientation; by default they are used as stored, as in open_clip",
     )
     group.add_argument(
+        "--crop-sides",
+        type=share,
+        nargs=2,
+        metavar=("LEAST", "MOST"),
+        help="in place of open_clip's random resized crop, crop both sides of an image to one share of them between "
+        "these, and squash the crop to the model's size; 0.6 1 in the code of PCME++'s authors",
+    )
+    group.add_argument("--flip", action="store_true", help="mirror each image with a probability of 1/2")
+    group.add_argument(
         "--no-trim-captions",
         action="store_true",
         help="keep the padding of captions after the longest caption of a batch",
@@ -118,6 +127,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--noise-seed", type=whole_number, metavar="N", help="which samples --noise-ratio takes (default: 0)"
     )
+    group.add_argument(
+        "--noise-per-caption",
+        action="store_true",
+        help="with --noise-ratio: exchange single captions, as the authors of PCME++ do, so that an image with several "
+        "captions keeps some of them; by default all captions of an image move together",
+    )
 
 
 @dataclass(frozen=True)
@@ -142,12 +157,15 @@ class DataFlags:
     train_data_max_pixels: int
     train_data_decoding: str
     train_data_exif_orientation: bool
+    crop_sides: list[float] | None
+    flip: bool
     no_trim_captions: bool
     captions: str
     captions_per_image: int | None
     multi_positives: bool
     noise_ratio: float
     noise_seed: int | None
+    noise_per_caption: bool
     model: str
     force_image_size: Any
     batch_size: int

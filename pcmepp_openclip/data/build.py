@@ -99,6 +99,7 @@ def make_loader_spec(spec: DataSpec, transform: Any, tokenizer: Any, *, rank: in
     if uncounted:  # whole shards only: a line needs all counts
         shards = tuple(shard._replace(size=None) for shard in shards)
     trim = not flags.no_trim_captions and host_data.takes_cut_texts(flags.model)
+    transform = host_data.with_crop(transform, flags.crop_sides, flags.flip)
     transform, normalization = host_data.split_transform(transform)
     exact, reduced = (flags.train_data_decoding == value for value in (EXACT, REDUCED))
     steps = None if normalization is None else host_data.split_crop(transform)
@@ -134,7 +135,7 @@ def make_loader_spec(spec: DataSpec, transform: Any, tokenizer: Any, *, rank: in
 def _caption_choice(spec: DataSpec, progress: bool) -> CaptionChoice:
     flags, exchanged = spec.flags, {}
     if flags.noise_ratio:
-        about = flags.captions != FIRST, flags.noise_ratio, flags.noise_seed or 0
+        about = flags.captions != FIRST, flags.noise_ratio, flags.noise_seed or 0, flags.noise_per_caption
         exchanged = exchanged_captions(spec.sources, spec.sizes, *about, progress=progress)
     return CaptionChoice(flags.captions, flags.seed, flags.rows, exchanged)
 
@@ -147,7 +148,7 @@ def _announce(spec: DataSpec, loader: LoaderSpec) -> None:
         logging.info("Data: %s: %s, %s%s", source.name, shards, counted, share)
     flags = spec.flags
     if loader.captions.exchanged:
-        logging.info("Data: %d samples have the captions of another one (noise)", len(loader.captions.exchanged))
+        logging.info("Data: %d samples have captions of others (noise)", len(loader.captions.exchanged))
     if flags.captions == ALL:
         how = "in the same batch" if flags.multi_positives else "in passes of their own"
         logging.info("Data: each image with %d captions per epoch, %s", flags.captions_per_epoch, how)

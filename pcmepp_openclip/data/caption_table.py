@@ -110,14 +110,34 @@ def exchanged_captions(
     every: bool,
     ratio: float,
     seed: int,
+    per_caption: bool = False,
     progress: bool = False,
 ) -> dict[int, tuple[str, ...]]:
-    """The captions of the samples whose captions are wrong, by `sample_id`; all captions of an image move together."""
-    givers = exchange(sum(size.samples for counted in sizes for size in counted or ()), ratio, seed)
+    """The captions of the samples that have wrong ones, by `sample_id`.
+
+    Arguments:
+        per_caption: exchange single captions; otherwise all captions of an image move together.
+    """
     samples = read_table(sources, sizes, every, progress)
+    if per_caption:
+        return _exchanged_singly(list(samples), ratio, seed)
+    givers = exchange(sum(size.samples for counted in sizes for size in counted or ()), ratio, seed)
     chosen = {sample.number: sample for sample in samples if sample.number in givers}
     return {
         sample_id(sample.source, sample.shard, sample.key): chosen[givers[number]].captions
         for number, sample in chosen.items()
         if givers[number] in chosen
     }
+
+
+def _exchanged_singly(samples: Sequence[CaptionedSample], ratio: float, seed: int) -> dict[int, tuple[str, ...]]:
+    """The same by the rule of `exchange` over all captions of all samples, in order."""
+    texts = [text for sample in samples for text in sample.captions]
+    givers = exchange(len(texts), ratio, seed)
+    found, first = {}, 0
+    for sample in samples:
+        places = range(first, first := first + len(sample.captions))
+        if any(place in givers for place in places):
+            captions = tuple(texts[givers.get(place, place)] for place in places)
+            found[sample_id(sample.source, sample.shard, sample.key)] = captions
+    return found

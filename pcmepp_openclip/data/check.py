@@ -26,14 +26,18 @@ def check_shards(shards: int, workers: int, ranks: int) -> None:
 
 
 def check_caption_flags(flags: DataFlags) -> None:
-    """ValueError if the flags about captions and noise cannot be used together, or with these data."""
+    """ValueError if the flags about captions, noise and crops cannot be used together, or with these data."""
     wanted = {
         f"--captions {flags.captions}": flags.captions != FIRST,
         "--multi-positives": flags.multi_positives,
         "--noise-ratio": flags.noise_ratio > 0,
+        "--crop-sides": flags.crop_sides is not None,
+        "--flip": flags.flip,
     }
     for flag in (flag for flag, given in wanted.items() if given and not flags.reads_shards):
         raise ValueError(f"{flag} needs shards: give them by --train-data and --dataset-type webdataset.")
+    if flags.crop_sides is not None and not 0 < flags.crop_sides[0] <= flags.crop_sides[1]:
+        raise ValueError("--crop-sides takes the least share first, above 0: for example 0.6 1.")
     if flags.multi_positives and flags.captions != ALL:
         raise ValueError("--multi-positives needs several captions of an image in a batch: add --captions all.")
     if flags.captions_per_image is not None and flags.captions != ALL:
@@ -49,8 +53,12 @@ def check_caption_flags(flags: DataFlags) -> None:
             f"--batch-size {flags.batch_size} must be a multiple of the {flags.rows} captions per image with "
             "--multi-positives: change it, or --captions-per-image."
         )
-    if flags.noise_seed is not None and not flags.noise_ratio:
-        raise ValueError("--noise-seed has no effect without --noise-ratio: add that, or drop it.")
+    for flag, given in {
+        "--noise-seed": flags.noise_seed is not None,
+        "--noise-per-caption": flags.noise_per_caption,
+    }.items():
+        if given and not flags.noise_ratio:
+            raise ValueError(f"{flag} has no effect without --noise-ratio: add that, or drop it.")
 
 
 def check_several_captions(sources: list[Source], captions: str, retries: int = 2) -> None:

@@ -1,4 +1,4 @@
-"""Noisy correspondence: which samples get the captions of another one."""
+"""Noisy correspondence: which samples get the captions of another one, or which captions change places."""
 
 from .plan import seed_for
 
@@ -18,7 +18,8 @@ def exchange(count: int, ratio: float, seed: int) -> dict[int, int]:
     Returns:
         {index: index of the sample whose captions it gets}; empty where int(r N) is below 2.
 
-    Relations: the usual way shuffles the chosen captions, so that about one of them keeps its place.
+    Relations: the authors' code shuffles the chosen captions, N counting captions and not images, so that about one
+    of them keeps its place. Applied to captions, this function differs from that in this one caption.
     """
     ring = sorted(range(count), key=lambda index: seed_for("noise", seed, index))[: int(ratio * count)]
     return dict(zip(ring, ring[1:] + ring[:1], strict=True)) if len(ring) > 1 else {}

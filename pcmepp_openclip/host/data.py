@@ -1,5 +1,6 @@
 """What open_clip_train expects of data, and what its transforms do to an image."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,13 +68,55 @@ def split_crop(transform: Any) -> tuple[Any, str, Any] | None:
     """A transform of images that begins with a random resized crop: this, torch's name of its interpolation, and the
     steps after it or None. None for any other transform."""
     steps = getattr(transform, "transforms", None)
-    if not isinstance(transform, transforms.Compose) or not steps or type(steps[0]) is not transforms.RandomResizedCrop:
+    if not isinstance(transform, transforms.Compose) or not steps or type(steps[0]) not in CROPS:
         return None
     crop, *after = steps
     if crop.interpolation.value not in ("bilinear", "bicubic") or not crop.antialias:
         return None
     after = [step for step in after if type(step).__name__ != "MaybeConvertMode"]  # to RGB, which it is by then
     return crop, crop.interpolation.value, transforms.Compose(after) if after else None
+
+
+@dataclass(frozen=True)
+class SidesCrop:
+    """A crop of both sides of an image to one share of them, at any place, and its interpolation to `size`: the crop
+    keeps the proportions of the image, which `size` changes. It is used in place of torchvision's `RandomResizedCrop`.
+
+    Arguments:
+        size: height and width of the result.
+        scale: the least and the largest share, which is uniform between them.
+    """
+
+    size: Any
+    scale: tuple[float, float]
+    interpolation: Any
+    ratio: None = None
+    antialias: bool = True
+
+    @staticmethod
+    def get_params(image: Any, scale: tuple[float, float], ratio: None) -> tuple[int, int, int, int]:
+        """Top, left, height and width of a random box."""
+        _, *sides = transforms.functional.get_dimensions(image)
+        share = torch.empty(1).uniform_(*scale).item()
+        box = [max(1, int(side * share)) for side in sides]
+        place = [int(torch.randint(side - part + 1, (1,))) for side, part in zip(sides, box, strict=True)]
+        return place[0], place[1], box[0], box[1]
+
+
+def with_crop(transform: Any, sides: Sequence[float] | None, flip: bool) -> Any:
+    """A transform of open_clip's for training with a `SidesCrop` to this share of the sides in place of its own crop,
+    or with a flip by a coin toss after the crop; ValueError if it does not begin with a crop of its own."""
+    if not (sides or flip):
+        return transform
+    if split_crop(transform) is None:
+        raise ValueError("--crop-sides and --flip need open_clip's own crop: drop use_timm of --aug-cfg, or drop them.")
+    crop, *after = transform.transforms
+    if sides:
+        crop = SidesCrop(crop.size, (sides[0], sides[1]), crop.interpolation)
+    return transforms.Compose([crop, *([transforms.RandomHorizontalFlip()] if flip else []), *after])
+
+
+CROPS = (transforms.RandomResizedCrop, SidesCrop)
 
 
 class Middle:

@@ -25,9 +25,9 @@ PUBLISHED = (
     *("aug_cfg", "image_mean", "image_std", "image_interpolation", "image_resize_mode", "dataset_type"),
     *("dataset_resampled", "train_num_samples", "val_num_samples", "val_frequency", "zeroshot_frequency"),
     *("train_data_mix", "train_data_upsampling_factors", "train_data_shuffle_buffer", "no_trim_captions"),
-    *("captions", "captions_per_image", "multi_positives", "noise_ratio", "noise_seed"),
+    *("captions", "captions_per_image", "multi_positives", "noise_ratio", "noise_seed", "noise_per_caption"),
     *("train_data_max_bad_fraction", "train_data_max_empty_shards", "train_data_max_pixels", "train_data_retries"),
-    *("train_data_exif_orientation", "train_data_decoding"),
+    *("train_data_exif_orientation", "train_data_decoding", "crop_sides", "flip"),
     *("mixup", "cutmix", "mix_share", "mix_mode", "mix_switch_prob", "caption_augment", "caption_cut"),
 )
 

@@ -133,6 +133,7 @@ class PairBatch:
                     with_matching=fused,
                     true_pairs=self._true_pairs() if fused else None,
                     labels=self.labels if fused else None,
+                    smoothing=self.settings.label_smoothing,
                     constant_means=self.trained_means is not None,
                 ),
             )
@@ -170,7 +171,7 @@ class PairBatch:
         for rows in chunks(images.mean, len(texts.mean)):
             part = Gaussian(images.mean[rows], images.logvar[rows])
             logits = checkpoint(self._logits, part, texts, use_reentrant=False)
-            match = match + F.softplus(logits).sum()
+            match = match + F.softplus(logits).sum() - self.settings.label_smoothing * logits.sum()
             label = None if self.labels is None else self.labels.of(rows)
             for raised in raised_labels(logits.detach(), label, true_pairs, rows, self.first):
                 extra = extra + (raised * logits).sum()
@@ -180,6 +181,8 @@ class PairBatch:
         if self.labels is None:
             distance_n = self.distance.paired(images, self.texts)
             positive = matching_logits(distance_n, self.match_scale, self.match_shift).sum()
+        kept = 1 - 2 * self.settings.label_smoothing
+        positive, extra = kept * positive, kept * extra
         n, N = len(images.mean), len(texts.mean)
         scale = N / n / pairs_divisor(N, N, self.reduction)
         return scale * (match - positive), scale * (2 * (match - positive) - extra), pseudo

@@ -1,7 +1,7 @@
 """The matching loss by CSD of a matrix of cosines that is visited in chunks of rows: its logits and its gradient.
 
 y_ij     = 2a c_ij - a (o_i + o_j) + b          o = |mu|^2 + u of the images and of the texts
-dL/dy_ij = k (sigmoid(y_ij) - m_ij)             m: the targets
+dL/dy_ij = k (sigmoid(y_ij) - e - (1 - 2e) m_ij)    m: the targets, e: their smoothing
 dL/dc    = 2a dL/dy,    dL/do_i = -a sum_j dL/dy_ij,    dL/do_j = -a sum_i dL/dy_ij
 dL/da    = sum_ij dL/dy_ij (2 c_ij - o_i - o_j),    dL/db = sum_ij dL/dy_ij
 """
@@ -41,7 +41,7 @@ class MatchGradients:
         g_match, g_pp: the gradients of both losses; None for a loss that has none, and not both.
         scale: of both, what the sum over all pairs is multiplied with.
         first: the column of this rank's first true pair.
-        true_pairs, labels: see `PairSettings`.
+        true_pairs, labels, smoothing: see `PairSettings`.
     """
 
     def __init__(
@@ -55,11 +55,13 @@ class MatchGradients:
         first: int,
         true_pairs: TruePairs | LabelledPairs | None,
         labels: Labels | None,
+        smoothing: float = 0.0,
     ):
         self.logits, self.o_n, self.o_N = logits, o_n, o_N
         self.first, self.true_pairs, self.labels = first, true_pairs, labels
+        self.smoothing, self.kept = smoothing, 1 - 2 * smoothing
         # The pseudo-positive loss is twice the matching loss less what it raises the labels by.
-        self.g_raised = None if g_pp is None or true_pairs is None else g_pp * scale
+        self.g_raised = None if g_pp is None or true_pairs is None else g_pp * scale * self.kept
         parts = [g * factor for g, factor in ((g_match, scale), (g_pp, 2 * scale)) if g is not None]
         k = parts[0] if len(parts) == 1 else parts[0] + parts[1]
         # dy is in units of k where that is all there is to multiply with: one pass over the chunk less.
@@ -81,9 +83,11 @@ class MatchGradients:
             for raised in raised_labels(y, label, self.true_pairs, rows, self.first):
                 dy -= raised * self.g_raised
         if label is None:
-            dy.diagonal(column).sub_(self.own)
+            dy.diagonal(column).sub_(self.own * self.kept)
         else:
-            dy -= label.mul_(self.own)
+            dy -= label.mul_(self.own * self.kept)
+        if self.smoothing:
+            dy -= self.own * self.smoothing
         torch.sum(dy, dim=1, out=self.row_sum_n[rows])
         self.column_sum_N = plus(self.column_sum_N, dy.sum(dim=0))
         self.dot = plus(self.dot, torch.dot(dy.flatten(), z.flatten()))

@@ -52,6 +52,8 @@ class PairSettings:
             0, and nothing of it is computed.
         true_pairs: what determines the pseudo-positives, or None where they are not wanted.
         labels: soft labels, or None for those of the pairs (i, first + i).
+        smoothing: e of the labels e + (1 - 2e) m, which takes the place of m in the matching loss and in what the
+            pseudo-positives raise.
         constant_means: whether the matching loss sees the means as constants, so that InfoNCE alone trains them.
         share_of_means: a factor on the gradient of the means.
     """
@@ -62,6 +64,7 @@ class PairSettings:
     with_matching: bool = True
     true_pairs: TruePairs | LabelledPairs | None = None
     labels: Labels | None = None
+    smoothing: float = 0.0
     constant_means: bool = False
     share_of_means: float = 1.0
 
@@ -93,6 +96,7 @@ class PairLosses(torch.autograd.Function):
         settings: PairSettings,
     ) -> tuple[Tensor, ...]:
         n, N, first, labels = len(v_nD), len(t_ND), settings.first, settings.labels
+        kept = 1 - 2 * settings.smoothing
         assert labels is None or not settings.with_contrastive
         infonce = InfoNCE(n, s) if settings.with_contrastive else None
         logits = None
@@ -110,14 +114,16 @@ class PairLosses(torch.autograd.Function):
                     extra = plus(extra, (raised * y).sum())
                     pseudo = plus(pseudo, (raised if label is None else raised > 0).sum(dtype=y.dtype))
                 positive = y.diagonal(rows.start + first) if label is None else label.mul_(y)
-                match = plus(match, F.softplus(y).sum() - positive.sum())
+                match = plus(match, F.softplus(y).sum() - kept * positive.sum())
+                if settings.smoothing:
+                    match = match - settings.smoothing * y.sum()
             if infonce is not None:
                 infonce.add(z, rows, first)
 
         loss_2n, softmaxes = (s.new_zeros(2, n), None) if infonce is None else infonce.finish(first)
         scale = N / n / pairs_divisor(N, N, settings.reduction)
         match = s.new_zeros(()) if match is None else match * scale
-        pp = 2 * match if extra is None else 2 * match - extra * scale
+        pp = 2 * match if extra is None else 2 * match - kept * extra * scale
         pseudo = s.new_zeros(()) if pseudo is None else pseudo
         ctx.save_for_backward(v_nD, t_ND, s, o_n, o_N, a, b, z)
         ctx.settings, ctx.logits, ctx.softmaxes, ctx.scale = settings, logits, softmaxes, scale
@@ -134,7 +140,7 @@ class PairLosses(torch.autograd.Function):
         settings, (g_contrastive, g_match, g_pp) = ctx.settings, g[:3]
         matching: MatchGradients | None = None
         if settings.with_matching and not (g_match is None and g_pp is None):
-            about = {name: getattr(settings, name) for name in ("first", "true_pairs", "labels")}
+            about = {name: getattr(settings, name) for name in ("first", "true_pairs", "labels", "smoothing")}
             matching = MatchGradients(ctx.logits, o_n, o_N, g_match, g_pp, ctx.scale, **about)
         k_z, dc_by_dz, ds = s, None, None
         if settings.with_contrastive and g_contrastive is not None:

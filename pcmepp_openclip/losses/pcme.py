@@ -4,7 +4,8 @@
     loss = - sum_ij [m_ij log p_ij + (1 - m_ij) log(1 - p_ij)] / N^2
 
 with m_ij = 1 for true pairs and else 0, and N in place of N^2 with the reduction "sum". a and b are the match scale and
-shift of the model. PCME adds the VIB (`vib.py`) with a weight of 1e-3.
+shift of the model. PCME adds the VIB (`vib.py`) with a weight of 1e-3 beside a sum over all pairs and both directions:
+beside this mean, a VIB of the same strength weighs 1e-3 / (2 N^2), which is 3e-8 in a batch of N = 128.
 
 When to use it: as the baseline that the paper compares with. It needs J^2 distances per pair where CSD needs one, and
 its gradient has the noise of the samples.
@@ -13,7 +14,8 @@ The noise is new in each step, and a function of the seed, the step and the plac
 the same on any number of ranks, in all passes of an accumulated step, and after a resume.
 
 Relations: the authors' code takes sigmoid(2 x), which is a and b twice as large, and sums over all pairs and both
-directions, which is a weight of 2 N^2.
+directions, which is a weight of 2 N^2. It samples with sigma = exp(s), although its VIB reads s as log sigma^2, as this
+package always does, where sigma = exp(s / 2): its samples spread as those of a variance of exp(2 s).
 Reference: Chun et al., "Probabilistic Embeddings for Cross-Modal Retrieval", CVPR 2021.
 """
 

@@ -12,10 +12,12 @@ command continues what was interrupted.
 """
 
 import argparse
+import contextlib
+import fcntl
 import math
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..data.arguments import positive_number
@@ -68,15 +70,31 @@ def main(argv: list[str]) -> int:
         print_commands(Runner(scale, args.launcher), tables, chosen, args.seeds)
         return 0
     check_folder(args.out, "--out")
-    for name in args.tables:
-        if name in FIGURES:
-            draw(name, args.out / name, args.seeds)
-    at_a_time = cores() if args.data == "scenes" else 1
-    runner = Runner(scale, args.launcher, at_a_time)
-    failed = [name for name in tables if run_table(args, runner, name, chosen[name])]
+    with _alone(args.out):
+        for name in args.tables:
+            if name in FIGURES:
+                draw(name, args.out / name, args.seeds)
+        at_a_time = cores() if args.data == "scenes" else 1
+        runner = Runner(scale, args.launcher, at_a_time)
+        failed = [name for name in tables if run_table(args, runner, name, chosen[name])]
     if failed:
         raise RunFailed(f"rows of {', '.join(failed)} failed, see above; the same command tries them again.")
     return 0
+
+
+@contextlib.contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Hold the lock of the output folder, which the operating system releases however this process ends."""
+    with (out / "lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunFailed(
+                f"another `pcmepp paper` works in --out {out}: wait for its end, or give another --out."
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        yield
 
 
 def listing() -> str:

@@ -6,6 +6,7 @@ a complete training is not repeated, and another one continues from its newest c
 
 import contextlib
 import json
+import math
 import os
 import shlex
 import signal
@@ -108,8 +109,12 @@ class Runner:
         for (key, seed), run in plan.items():
             if (key, seed) in logs:
                 outcomes[key].logs[seed] = logs[key, seed]
-            else:
+                continue
+            try:
                 outcomes[key].values[seed] = self.values(table, outcomes[key].row, run)
+            except ValueError as error:
+                outcomes[key].logs[seed] = run.results
+                print(f"{key}, seed {seed}: failed, {error}", file=sys.stderr)
         return list(outcomes.values())
 
     def perform(self, run: Run, seed: int) -> None:
@@ -171,9 +176,23 @@ class Runner:
             process.terminate()
 
     def values(self, table: Table, row: Row, run: Run) -> dict[str, float]:
-        """The columns of a run that is done."""
-        found = self.scale.found(json.loads(run.results.read_text()), table)
-        return {column.name: column.value(found, row.by, self.scale.name) for column in table.columns}
+        """The columns of a run that is done; a ValueError that names its results.json if that is damaged."""
+        try:
+            found = self.scale.found(json.loads(run.results.read_text(), parse_constant=_refuse), table)
+            values = {column.name: column.value(found, row.by, self.scale.name) for column in table.columns}
+            if any(map(math.isinf, values.values())):
+                raise ValueError("infinite")
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise ValueError(
+                f"{run.results} is damaged or has numbers that are not finite: delete it, and the same command "
+                "evaluates the row again."
+            ) from error
+        return values
+
+
+def _refuse(constant: str) -> float:
+    """Refuse NaN and Infinity, which `pcmepp eval` writes for no metric: one that is undefined is null."""
+    raise ValueError(constant)
 
 
 @contextlib.contextmanager

@@ -1,10 +1,11 @@
 """The two scales that a table is run at: drawn scenes, in minutes on a CPU, and COCO with the paper's settings.
 
 A scale says how a row is trained and evaluated: the flags of `pcmepp train` and `pcmepp eval`, and the folder of the
-run. The name of the folder is a digest of all flags, so rows of several tables that are trained alike are trained once,
-and a run with other settings never takes the place of another.
+run. The name of the folder is a digest of all flags and of the data, so rows of several tables that are trained alike
+are trained once, and a run with other settings or other data never takes the place of another.
 """
 
+import functools
 import hashlib
 import shlex
 from dataclasses import dataclass
@@ -186,11 +187,11 @@ class Coco:
     def run(self, table: Table, row: Row, seed: int) -> Run:
         if row.flags is None:  # CLIP itself
             model = row.coco_model.removeprefix("PCMEpp-GPO-") + "-quickgelu"  # as OpenAI trained it
-            folder = self.out / "runs" / digest(model) / f"seed-{seed}"
+            folder = self.out / "runs" / digest(model, *self._data) / f"seed-{seed}"
             return Run(folder, None, self._evaluate(model, "openai", ()), folder / "eval-coco")
         augment = TOKEN_AUGMENT if "GPO" in row.coco_model else ""
         settings = ["--model", row.coco_model, *shlex.split(f"{RECIPE} {augment} {row.flags} {row.coco_flags}")]
-        folder = self.out / "runs" / digest(*settings) / f"seed-{seed}"
+        folder = self.out / "runs" / digest(*settings, *self._data) / f"seed-{seed}"
         val = min((self.folder / "val").glob("*.tar"))  # the first shard, 1,000 images, as in the authors' code
         train = [*settings, "--train-data", f"coco={self._shards()}", "--val-data", str(val)]
         train += ["--val-num-samples", "1000", "--dataset-type", "webdataset", "--workers", "8", "--seed", str(seed)]
@@ -203,6 +204,12 @@ class Coco:
 
     def found(self, results: dict[str, Any], table: Table) -> dict[str, Any]:
         return results[table.task]["coco"]
+
+    @functools.cached_property
+    def _data(self) -> tuple[str, ...]:
+        """What tells these data from others: where they are, and the size of every file but the images."""
+        files = [self.folder / "dataset_coco.json", *sorted(self.folder.glob("*/*.tar"))]
+        return str(self.folder.resolve()), *(f"{file.relative_to(self.folder)} {file.stat().st_size}" for file in files)
 
     def _evaluate(self, model: str, pretrained: str, eval_flags: tuple[str, ...]) -> tuple[str, ...]:
         data = ("--coco", str(self.folder / "dataset_coco.json"), "--coco-images", str(self.folder))

@@ -1,8 +1,8 @@
 """Train points in the plane by four losses: the toy of the PCME++ paper. Three classes, 30 % of the points are of two.
 
-    pcmepp toy                       three seeds, about 45 seconds of one core
+    pcmepp toy                       five seeds, about 15 seconds of one core
     pcmepp toy --fixed-scale         a and b of the matching logit stay as they are: how much do they matter?
-    pcmepp toy --fixed-labels        confusing points keep the class of the first epoch: nothing is ambiguous
+    pcmepp toy --fixed-labels        confusing points keep the class of the first batch: nothing is ambiguous
 
 Writes DIR/toy.json, DIR/toy.png and DIR/toy.gif; the pictures are those of the first seed. The same seed gives the same
 result on the same machine.
@@ -24,6 +24,7 @@ from .methods import METHODS
 from .outcomes import Outcome, outcome_of, text_table
 from .training import History, Settings, train
 
+MAX_SEED, MAX_PER_CLASS = 2**62, 100_000
 JSON, PICTURE, ANIMATION = "toy.json", "toy.png", "toy.gif"
 
 
@@ -52,10 +53,10 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="pcmepp toy", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--epochs", type=int, default=500, help="passes over all points (500)")
+    parser.add_argument("--epochs", type=int, default=500, help="steps, each of a batch of 128 points (500)")
     parser.add_argument("--per-class", type=int, default=500, help="points of each of the three classes (500)")
     parser.add_argument("--seed", type=int, default=0, help="first random seed of points and training (0)")
-    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (3)")
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds (5)")
     parser.add_argument("--fixed-scale", action="store_true", help="do not train a and b of the matching logit")
     parser.add_argument("--fixed-labels", action="store_true", help="draw the class of confusing points only once")
     parser.add_argument("--out", type=Path, default=Path("pcmepp-toy"), help="output folder (pcmepp-toy)")
@@ -68,6 +69,9 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     ):
         if vars(args)[name] < least:
             raise ValueError(f"{flag_of(name)} must be at least {least}{why}, not {vars(args)[name]}.")
+    for name, most in (("seed", MAX_SEED), ("per_class", MAX_PER_CLASS)):
+        if vars(args)[name] > most:
+            raise ValueError(f"{flag_of(name)} must be at most {most}, not {vars(args)[name]}.")
     return args
 
 

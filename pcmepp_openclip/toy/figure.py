@@ -1,7 +1,8 @@
 """The toy in one image, and how it got there: a panel for each method.
 
 A dot is the mean of a certain point, in the colour of its class; a diamond is that of a confusing one, in the colours
-of its two classes. Their areas grow with the variance. The radius of a circle is the root of a group's mean variance.
+of its two classes. Their areas grow with the variance. The radius of a circle is the root of a group's mean variance
+in one dimension.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from .training import History, variances
 
 COLOURS = ("#c8372c", "#e0a100", "#2a8c56")  # of the classes
 INK, PAPER = "#1f2328", "#ffffff"
-NOTE = "diamonds: confusing points, of two classes; radius of a circle: the root of the mean σ² of its points"
+NOTE = "diamonds: confusing points, of two classes; radius of a circle: the root of their mean σ² per dimension"
 AREA = 3.0  # of a dot, in square points, per unit of variance
 FRAMES, FRAME_MS, LAST_FRAME_MS = 48, 80, 2000
 
@@ -115,7 +116,7 @@ def _extent(snapshots: Sequence[Gaussian], radius: float) -> tuple[list[float], 
 
 
 def _largest_radius(history: History) -> float:
-    return max(variances(history.final, history.points.confusing_N)) ** 0.5
+    return (max(variances(history.final, history.points.confusing_N)) / 2) ** 0.5
 
 
 def draw(histories: Mapping[str, History]) -> Any:

@@ -5,7 +5,7 @@ triplet loss compares means alone, with every negative (SUM) or with the nearest
 
     sum_k or max_k  max(0, margin + |mu_i - mu_p|^2 - |mu_i - mu_k|^2)
 
-where p is a point of the class of i, another one in every epoch, and k runs over the points of other classes.
+where p is a point of the class of i, another one in every batch, and k runs over the points of other classes.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """The dataset of the toy: points in the plane of three classes, of which 30 % are of two classes at once.
 
-    centre_k ~ N(0, I),   mean_i = centre_k + 0.1 N(0, I),   log sigma_i ~ U(-1.5, 1.5)   in each dimension
+    centre_k ~ U(0, 1),   mean_i = centre_k + 0.1 N(0, 1),   log sigma^2_i ~ U(-1.5, 1.5)   in each dimension
 
-500 points are drawn for each class k. 150 of them are confusing: in every epoch they are either of class k or of the
+500 points are drawn for each class k. 150 of them are confusing: in every batch they are either of class k or of the
 next class, with equal probability.
 """
 
@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 from ..gaussian import Gaussian
 
 CLASSES, PER_CLASS, CONFUSING_SHARE = 3, 500, 0.3
-NOISE, MAX_LOG_SIGMA = 0.1, 1.5
+NOISE, MAX_LOGVAR = 0.1, 1.5
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ def draw_points(generator: Generator, per_class: int = PER_CLASS) -> Points:
         per_class: points of each class, of which 30 % are confusing.
     """
     class_N = torch.arange(CLASSES).repeat_interleave(per_class)
-    centre_C2 = torch.randn(CLASSES, 2, generator=generator)
+    centre_C2 = torch.rand(CLASSES, 2, generator=generator)
     mean_N2 = centre_C2[class_N] + NOISE * torch.randn(len(class_N), 2, generator=generator)
-    log_sigma_N2 = MAX_LOG_SIGMA * (2 * torch.rand(len(class_N), 2, generator=generator) - 1)
+    logvar_N2 = MAX_LOGVAR * (2 * torch.rand(len(class_N), 2, generator=generator) - 1)
     confusing = torch.arange(per_class) < round(CONFUSING_SHARE * per_class)
-    return Points(Gaussian(mean_N2, 2 * log_sigma_N2), class_N, confusing.repeat(CLASSES))
+    return Points(Gaussian(mean_N2, logvar_N2), class_N, confusing.repeat(CLASSES))

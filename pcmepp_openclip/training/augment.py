@@ -112,6 +112,9 @@ def _check_cached_captions(args: argparse.Namespace) -> None:
     for flag, given in ((f"--captions {args.captions}", args.captions != FIRST), ("--noise-ratio", args.noise_ratio)):
         if given:
             raise ValueError(f"--cache-tokens holds one caption per image, its own: drop {flag}, or --cache-tokens.")
+    for flag, given in (("--crop-sides", args.crop_sides), ("--flip", args.flip)):
+        if given:
+            raise ValueError(f"--cache-tokens holds one view of each image: drop {flag}, or --cache-tokens.")
 
 
 def _check_loss(flag: str, pcmepp_cfg: dict) -> None:

@@ -60,6 +60,11 @@ OVERRIDES = {  # flag: (key of pcmepp_cfg, type, help)
         "epochs with all negatives at the start, before the hardest ones of --triplet-negatives",
     ),
     "--pcme-samples": ("pcme_samples", int, "samples of each Gaussian in PCME's loss"),
+    "--label-smoothing": (
+        "label_smoothing",
+        float,
+        "e of the labels 1 - e and e in place of 1 and 0 in the matching and pseudo-positive losses",
+    ),
     "--init-match-scale": ("init_match_scale", float, "initial value of a in the matching logit -a d + b"),
     "--init-match-shift": ("init_match_shift", float, "initial value of b in the matching logit -a d + b"),
     "--image-token-augment": (
@@ -413,6 +418,8 @@ def _check_term_flags(merged: dict, given: dict) -> None:
         term = key.split("_")[0]
         if key in given and term in ("triplet", "pcme") and not merged.get(term + WEIGHT):
             raise ValueError(f"{flag} needs --{term}-weight, which is 0: raise it, or drop {flag}.")
+    if given.get("label_smoothing") and not (merged.get("match" + WEIGHT, 1) or merged.get("pp" + WEIGHT)):
+        raise ValueError("--label-smoothing needs --match-weight or --pp-weight, which are 0: raise one, or drop it.")
     if "triplet_warmup_epochs" in given and merged.get("triplet_negatives") == "all":
         raise ValueError(
             "--triplet-warmup-epochs is for --triplet-negatives hardest, and this run has 'all' in every epoch: drop "
