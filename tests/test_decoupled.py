@@ -112,11 +112,13 @@ def test_a_run_is_evaluated_as_it_was_trained(tmp_path, capfd):
     flags = ["--train-data", data, "--train-num-samples", "8", "--dataset-type", "webdataset", "--batch-size", "4"]
     flags += ["--epochs", "1", "--workers", "0", "--precision", "fp32", "--warmup", "1", "--logs", str(tmp_path)]
     flags += ["--name", "run", "--force-image-size", "24", "--match-logit", "tied", "--match-ratio", "0.3"]
+    flags += ["--image-mean", "0.4", "0.5", "0.6", "--image-resize-mode", "squash"]
     assert cli.main(["train", "--model", "PCMEpp-tiny", *flags]) == 0
     checkpoint = str(tmp_path / "run/checkpoints/epoch_1.pt")
     changes = recorded_changes("PCMEpp-tiny", checkpoint)
     assert changes["force_image_size"] == 24 and changes["pcmepp_cfg"]["match_ratio"] == 0.3
-    model = open_clip.create_model("PCMEpp-tiny", pretrained=checkpoint, **changes)
+    model, _, preprocess = open_clip.create_model_and_transforms("PCMEpp-tiny", pretrained=checkpoint, **changes)
+    assert preprocess.transforms[0].size == (24, 24) and list(preprocess.transforms[-1].mean) == [0.4, 0.5, 0.6]
     assert model.pcmepp_cfg.match_logit == "tied" and not model.fresh_logvar
     assert recorded_changes("PCMEpp-ViT-B-32", checkpoint) == {}
     assert recorded_changes("PCMEpp-tiny", str(tmp_path / "run/params.txt")) == {}

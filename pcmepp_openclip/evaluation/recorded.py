@@ -50,8 +50,9 @@ def _checkpoint(pretrained: str | None) -> dict[str, Any]:
 
 
 def recorded_changes(model: str, pretrained: str | None) -> dict[str, Any]:
-    """Arguments of `create_model` that build `model` as the run trained it that wrote the file `pretrained`, such as a
-    forced image size and the settings of PCME++; {} for a file of another kind or of a run of another model."""
+    """Arguments of `create_model_and_transforms` that build `model` as the run trained it that wrote the file
+    `pretrained`, such as its preprocessing and the settings of PCME++; {} for a file of another kind or of a run of
+    another model."""
     about = record.checked(_checkpoint(pretrained).get("about"))
     if pretrained is None or not about:
         return {}
@@ -65,6 +66,9 @@ def recorded_changes(model: str, pretrained: str | None) -> dict[str, Any]:
         changes["force_image_size"] = trained["vision_cfg"]["image_size"]
     if trained["text_cfg"].get("context_length") != named["text_cfg"].get("context_length"):
         changes["force_context_length"] = trained["text_cfg"].get("context_length")
+    for key in ("mean", "std", "interpolation", "resize_mode"):
+        if key in config["preprocess_cfg"]:
+            changes[f"image_{key}"] = config["preprocess_cfg"][key]
     for key in ("quick_gelu", "custom_text"):
         if trained.get(key) and not named.get(key):
             changes[f"force_{key}"] = True
