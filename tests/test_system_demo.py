@@ -77,3 +77,36 @@ def test_the_readme_shows_what_its_example_prints(demo, monkeypatch, capsys):
     assert cosine + corrected == pytest.approx(stated[1::3] + stated[2::3], abs=0.25)
     assert confusion[0] > confusion[1] > confusion[2] and max(cosine) == cosine[2]
     assert min(cosine) == cosine[3] and min(corrected) == corrected[3]
+
+
+def test_the_report_in_a_browser(demo, tmp_path):
+    page = demo / "report/index.html"
+    text = page.read_text()
+    assert text.count("<td>reached in 3 of 3 seeds</td>") + text.count("<td>not reached (") == 2 * len(GOALS)
+    names = {path.name for path in page.parent.iterdir()}
+    plots = {f"{name}-{by}.png" for name in ("captions", "images", "bins") for by in ESTIMATORS}
+    assert names == {"index.html"} | plots
+    assert faults(page, tmp_path) == []
+
+
+def test_clip_benchmark_agrees(demo, tmp_path):
+    weights = ["--model", "PCMEpp-tiny", "--pretrained", str(demo / "seed-0/run/checkpoints/epoch_1.pt")]
+    data = {name: demo / "data" / name for name in ("retrieval", "zeroshot")}
+    flags = [f"--{name}={folder}" for name, folder in data.items()]
+    assert cli.main(["eval", *weights, *flags, "--out", str(tmp_path / "out"), "--workers", "0"]) == 0
+    ours = json.loads((tmp_path / "out/results.json").read_text())
+    command = ["-m", "pcmepp_openclip", str(REPO / "tests/support/benchmark_cli.py"), "eval", *weights, "--no_amp"]
+    theirs = {}
+    for name, task in (("retrieval", "zeroshot_retrieval"), ("zeroshot", "zeroshot_classification")):
+        place = ["--dataset", f"wds/{name}", "--dataset_root", str(data[name]), "--task", task]
+        done = run_python(*command, *place, "--num_workers", "0", "--output", str(tmp_path / f"{name}.json"))
+        assert done.returncode == 0, done.stderr[-2000:]
+        theirs[name] = json.loads((tmp_path / f"{name}.json").read_text())["metrics"]
+    own = ours["retrieval"]["retrieval"]["metrics"]
+    # Scenes whose only shape is covered in the colour of the background are equal images, which each breaks ties of.
+    assert theirs["retrieval"]["image_retrieval_recall@5"] == pytest.approx(own["text_to_image_R@5"], abs=2e-3)
+    # Captions of the same words tie, and each tool breaks ties its own way.
+    assert theirs["retrieval"]["text_retrieval_recall@5"] == pytest.approx(own["image_to_text_R@5"], abs=0.05)
+    own = ours["zeroshot"]["zeroshot"]["metrics"]
+    assert theirs["zeroshot"]["acc1"] == pytest.approx(own["all_prompts"], abs=1e-6)
+    assert own["all_prompts"] > 0.2  # of 24 classes
