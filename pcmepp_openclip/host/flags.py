@@ -32,7 +32,7 @@ READ = (  # the flags of open_clip that are read here
     *("save_frequency", "save_most_recent", "delete_previous_checkpoint", "torchscript", "use_bnb_linear"),
     *("grad_checkpointing",),
 )
-AT_LEAST = {"batch_size": 1, "accum_freq": 1, "epochs": 1, "workers": 0, "log_every_n_steps": 1}
+AT_LEAST = {"batch_size": 1, "accum_freq": 1, "epochs": 1, "workers": 0, "log_every_n_steps": 1, "warmup": 0}
 SLOW_ON_CPU = ("amp", "fp16", "pure_fp16")  # "amp" is open_clip's default; bfloat16 is fast on many CPUs
 
 
