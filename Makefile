@@ -1,6 +1,8 @@
 # make demo         train a small model and see what its uncertainty means
-# make test         lint, type check, and run the tests
+# make test         lint, type check, and run the tests but those of research/
+# make test-research  run the tests of research/
 # make test-system  run the tests that need Debian packages; installs them, needs root
+# make test-all     all of these, and the documentation
 # make lint         ruff, its formatter, and mypy
 # make docs         build the documentation site into site/
 # make fuzz         run the fuzz tests for minutes instead of seconds
@@ -14,7 +16,7 @@ PYTEST := $(BIN)/python -m pytest
 PROCESSES ?= 2
 DEBIAN := slurm-wlm munge iproute2 chromium
 
-.PHONY: setup demo lint test test-system docs fuzz bench clean
+.PHONY: setup demo lint test test-research test-system test-all docs fuzz bench clean
 setup: $(VENV)/.ready
 
 # The stamp is written last, so the next call finishes an interrupted install.
@@ -33,11 +35,16 @@ lint: setup
 	$(BIN)/mypy
 
 test: lint
-	$(PYTEST) -n $(PROCESSES) --dist loadfile -m 'not system' tests
+	$(PYTEST) -n $(PROCESSES) --dist loadfile -m 'not system' --ignore tests/research tests
+
+test-research: setup
+	$(PYTEST) -n $(PROCESSES) --dist loadfile tests/research
 
 test-system: setup
 	@dpkg -s $(DEBIAN) >/dev/null 2>&1 || { apt-get update && apt-get install -y --no-install-recommends $(DEBIAN); }
 	$(PYTEST) -m system tests
+
+test-all: test test-research test-system docs
 
 docs: setup
 	$(BIN)/mkdocs build --strict

@@ -31,15 +31,15 @@ class Wording:
 
 
 def equal_steps(uncertainty_N: Tensor, count: int) -> list[int]:
-    """Indices from the most certain to the most uncertain item, at equal steps in rank."""
+    """Return indices from the most certain to the most uncertain item, at equal steps in rank."""
     order_N = uncertainty_N.argsort(stable=True)
     return order_N[torch.linspace(0, len(order_N) - 1, min(count, len(order_N))).round().long()].tolist()
 
 
 def wordings(result: Result) -> list[Wording]:
-    """`CAPTIONS` different captions at equal steps of confusion; captions of the same words count once."""
+    """Return `CAPTIONS` different captions at equal steps of confusion; captions of the same words count once."""
     captions = list(map(str, result.held_out.captions))
-    first = list({text: i for i, text in reversed(list(enumerate(captions)))}.values())
+    first = [i for i, text in enumerate(captions) if text not in captions[:i]]
     share_M, true_M = _share(result, result.texts, "texts"), result.truth.fits_MN.float().mean(dim=1)
     shown = [first[i] for i in equal_steps(share_M[first], CAPTIONS)]
     return [Wording(captions[i], share_M[i].item(), true_M[i].item()) for i in shown]
