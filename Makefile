@@ -1,12 +1,12 @@
-# make demo         train a small model and see what its uncertainty means
-# make test         lint, type check, and run the tests but those of research/
+# make demo           train a small model and see what its uncertainty means
+# make test           lint, type check, and run the tests but those of research/
 # make test-research  run the tests of research/
-# make test-system  run the tests that need Debian packages; installs them, needs root
-# make test-all     all of these, and the documentation
-# make lint         ruff, its formatter, and mypy
-# make docs         build the documentation site into site/
-# make fuzz         run the fuzz tests for minutes instead of seconds
-# make bench        measure the speed and memory claims against open_clip
+# make test-system    run the tests that need Debian packages; installs them, needs root
+# make test-all       all of these, and the documentation
+# make lint           ruff, its formatter, and mypy
+# make docs           build the documentation site into site/
+# make fuzz           run the fuzz tests for minutes instead of seconds
+# make bench          measure the speed and memory claims against open_clip
 # Each target first creates .venv if it is missing. Only test-system needs root.
 PYTHON ?= python3
 VENV := .venv
