@@ -4,7 +4,6 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from pcmepp_openclip.system import launcher
 from pcmepp_openclip.system.errors import RunFailed
 from pcmepp_openclip.system.redact import printable
 
@@ -15,7 +14,6 @@ def run(name: str, main: Callable[[Sequence[str] | None], None], argv: Sequence[
     Arguments:
         argv: the arguments; None for those of this process.
     """
-    launcher.hear_ctrl_c()
     try:
         main(argv)
     except (ValueError, RunFailed) as error:

@@ -133,7 +133,7 @@ def test_the_figure_shows_numbers_of_the_bank(runs, monkeypatch):
     assert len(set(captions)) == figure.CAPTIONS
     words = [text.get_text() for text in bars.texts]
     fits = fitting(held_out.captions, held_out.scenes)
-    for caption, value, true_share in zip(captions, words[::2], words[1::2], strict=True):
+    for caption, value, true_share in zip(captions, words[: figure.CAPTIONS], words[figure.CAPTIONS :], strict=True):
         i = [str(c) for c in held_out.captions].index(caption)
         assert value == figure.percent(text_share[i]) and true_share == figure.percent(fits[i].sum() / 60)
     assert Image.open(runs[0] / "uncertainty.png").size == (1400, 602)

@@ -5,6 +5,7 @@ A caption is a predicate over scenes: it says which of these facts hold, from no
 circle left of a large blue square"). So it is known which captions truly fit which scenes, and how many.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -106,30 +107,25 @@ def draw_caption(random: Random, scene: Scene) -> Caption:
 
 
 def fitting(captions: Sequence[Caption], scenes: Sequence[Scene]) -> np.ndarray:
-    """Return which captions fit which scenes, [captions, scenes] of bool."""
-    facts = np.array([[t.facts for t in (*s.things, Thing("", "", ""))[:2]] for s in scenes])  # [scenes, 2, 3]
-    relation = np.array([scene.relation or "" for scene in scenes])
-    there = np.array([len(scene.things) == 2 for scene in scenes])
-    is_fact = {(f, word): facts[:, :, f] == word for f, words in enumerate((SIZES, COLOURS, SHAPES)) for word in words}
-    is_relation = {word: relation == word for word in RELATIONS}
-
-    def holds(said: Thing) -> np.ndarray:
-        out = np.stack([np.ones(len(scenes), dtype=bool), there], axis=1)
-        for f, word in enumerate(said.facts):
-            if word is not None:
-                out = out & is_fact[f, word]
-        return out
+    """Return which captions fit which scenes, [captions, scenes] of bool. A caption may name either thing first."""
+    words = np.array([_both_orders(scene) for scene in scenes])  # [scenes, 2, 7]
+    is_word = functools.cache(lambda place, word: words[:, :, place] == word)
 
     def fits(caption: Caption) -> np.ndarray:
-        first = holds(caption.first)
-        if caption.second is None:
-            return first[:, 0] | first[:, 1]
-        second = holds(caption.second)
-        forward, backward = first[:, 0] & second[:, 1], first[:, 1] & second[:, 0]
-        if caption.relation is not None:
-            forward &= is_relation[caption.relation]
-            backward &= is_relation[opposite(caption.relation)]
-        return forward | backward
+        second = caption.second or Thing()
+        holds: np.ndarray = np.ones(words.shape[:2], dtype=bool) if caption.second is None else ~is_word(5, "")
+        for place, word in enumerate((*caption.first.facts, *second.facts, caption.relation)):
+            if word is not None:
+                holds = holds & is_word(place, word)
+        return holds.any(axis=1)
 
     rows = {caption: fits(caption) for caption in set(captions)}
     return np.stack([rows[caption] for caption in captions])
+
+
+def _both_orders(scene: Scene) -> list[tuple[str | None, ...]]:
+    """Return the facts of both things and the relation of the first to the second, from either of them."""
+    one, two = (*scene.things, Thing("", "", ""))[:2]
+    if scene.relation is None:
+        return [(*one.facts, *two.facts, "")] * 2
+    return [(*one.facts, *two.facts, scene.relation), (*two.facts, *one.facts, opposite(scene.relation))]

@@ -73,8 +73,8 @@ def _draw_panel(axes: Any, name: str, history: History, gaussian: Gaussian) -> N
         sizes = (AREA * variance_n + 2).tolist() if method.probabilistic else [8.0]
         axes.scatter(*mean_n2.T.numpy(), sizes, face, marker, edgecolors=edge, linewidths=0.6, alpha=0.75)
         if method.probabilistic:
-            centre, size = mean_n2.mean(dim=0).tolist(), variance_n.mean().sqrt().item()
-            axes.add_patch(Circle(centre, size, fill=False, edgecolor=edge, linewidth=1.3, linestyle=line))
+            (x, y), size = mean_n2.mean(dim=0).tolist(), variance_n.mean().sqrt().item()
+            axes.add_patch(Circle((x, y), size, fill=False, edgecolor=edge, linewidth=1.3, linestyle=line))
 
 
 def animate(histories: Mapping[str, History], path: Path, after_frame: Callable[[], object] = lambda: None) -> None:
