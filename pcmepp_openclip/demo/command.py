@@ -30,8 +30,8 @@ FIGURE = "uncertainty.png"  # docs/images/uncertainty.png is the one of the defa
 
 
 class Seed(NamedTuple):
-    """A seed of scenes, model and training, and its files: OUT/seed-0/run, embeddings and so on for each seed; the data
-    of the first seed, whose model and figure are shown, in OUT/data, and of the others in OUT/seed-1/data, ..."""
+    """A seed of scenes, model and training. It has a folder for its run and embeddings; the data of the first seed,
+    whose model and figure are shown, are in OUT/data, and those of the others in their folders."""
 
     out: Path
     number: int

@@ -34,7 +34,7 @@ class HeldOut:
 
     @property
     def own(self) -> list[int]:
-        """The scene that each caption was written for."""
+        """Return the scene that each caption was written for."""
         return [i // CAPTIONS_PER_IMAGE for i in range(len(self.captions))]
 
 

@@ -51,21 +51,21 @@ class Truth:
 
     @property
     def own_MN(self) -> Tensor:
-        """Whether a caption was written for an image."""
+        """Return whether a caption was written for an image."""
         own_MN = torch.zeros_like(self.fits_MN)
         own_MN[torch.arange(len(own_MN)), self.own_M] = True
         return own_MN
 
     @property
     def own_NM(self) -> Tensor:
-        """Whether a caption is of the same words as one that was written for the image."""
+        """Return whether a caption is of the same words as one that was written for the image."""
         own_NT = torch.zeros(self.fits_MN.shape[1], int(self.text_M.max()) + 1, dtype=torch.bool)
         own_NT[self.own_M, self.text_M] = True
         return own_NT[:, self.text_M]
 
     @property
     def each_T(self) -> Tensor:
-        """One caption of each wording."""
+        """Return the index of one caption of each wording."""
         return torch.tensor(list({text: i for i, text in enumerate(self.text_M.tolist())}.values()))
 
     def shows(self, condition: str) -> Tensor:
@@ -128,7 +128,7 @@ class Direction(NamedTuple):
 
     @property
     def hit_Q(self) -> Tensor:
-        """Whether the own item comes first by the mean."""
+        """Return whether the own item comes first by the mean."""
         return first_is(self.score_QG, self.own_QG)
 
     @property
@@ -195,15 +195,15 @@ def _of_means(directions: Sequence[Direction], truth: Truth, scale: float) -> Nu
 
 
 def _of_wordings(name: str, score_NT: Tensor, fits_NT: Tensor) -> Numbers:
-    """Is the caption true of the image? Each wording counts once."""
+    """Yield how well a score tells whether a caption is true of an image; each wording counts once."""
     yield f"wording_{name}mAP@R", map_at_r(score_NT, fits_NT)
     yield f"wording_{name}auroc", auroc(score_NT.flatten(), fits_NT.flatten())
 
 
 def _of_inputs(estimator: Estimator, truth: Truth) -> Numbers:
-    """How many images does a caption fit, and are images uncertain that show less? AUROC against clean images, whatever
-    their number of things and of as many things, since a scene of one thing says less than one of two, seen clearly or
-    not."""
+    """Yield whether captions that fit more images are told from others, and whether images are uncertain that show
+    less: the AUROC against clean images, whatever their number of things and of as many things, since a scene of one
+    thing says less than one of two, seen clearly or not."""
     each_T, clean_N = truth.each_T, truth.shows("clean")
     yield "caption_matches_spearman", spearman(estimator.multiplicity_M[each_T], truth.fits_MN[each_T].sum(dim=1))
     for name in (*CONDITIONS[1:], *(f"covered_by_{cover}" for cover in COVERS)):
@@ -218,7 +218,7 @@ def _of_inputs(estimator: Estimator, truth: Truth) -> Numbers:
 def _of_retrieval(
     estimator: Estimator, images: Gaussian, texts: Gaussian, directions: Sequence[Direction], truth: Truth
 ) -> Numbers:
-    """Do uncertain queries fail, and how good are the two scores in place of the cosine?"""
+    """Yield whether uncertain queries fail, and how good the two scores are in place of the cosine."""
     csd_MN, csd_NM = -estimator.csd.transposed.matrix(texts, images), -estimator.csd.matrix(images, texts)
     gain = 0.0
     for direction, uncertainty_Q, csd_QG in zip(
