@@ -109,15 +109,20 @@ def draw_caption(random: Random, scene: Scene) -> Caption:
 def fitting(captions: Sequence[Caption], scenes: Sequence[Scene]) -> np.ndarray:
     """Return which captions fit which scenes, [captions, scenes] of bool. A caption may name either thing first."""
     words = np.array([_both_orders(scene) for scene in scenes])  # [scenes, 2, 7]
-    is_word = functools.cache(lambda place, word: words[:, :, place] == word)
+
+    @functools.cache
+    def is_word(place: int, word: str) -> np.ndarray:
+        return words[:, :, place] == word
 
     def fits(caption: Caption) -> np.ndarray:
         second = caption.second or Thing()
-        holds: np.ndarray = np.ones(words.shape[:2], dtype=bool) if caption.second is None else ~is_word(5, "")
+        holds = np.ones(words.shape[:2], dtype=bool)
+        if caption.second is not None:
+            holds &= ~is_word(5, "")  # there is a second thing
         for place, word in enumerate((*caption.first.facts, *second.facts, caption.relation)):
             if word is not None:
-                holds = holds & is_word(place, word)
-        return holds.any(axis=1)
+                holds &= is_word(place, word)
+        return holds[:, 0] | holds[:, 1]
 
     rows = {caption: fits(caption) for caption in set(captions)}
     return np.stack([rows[caption] for caption in captions])
