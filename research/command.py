@@ -1,5 +1,6 @@
 """Start a study as `pcmepp` starts its commands: a user's mistake is one sentence, and a bug a traceback."""
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -16,10 +17,14 @@ def run(name: str, main: Callable[[Sequence[str] | None], None], argv: Sequence[
     """
     try:
         main(argv)
+        sys.stdout.flush()
     except (ValueError, RunFailed) as error:
         print(f"python -m {name}: {printable(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
     except KeyboardInterrupt:
         print(f"\npython -m {name}: interrupted.", file=sys.stderr)
         return 128 + signal.SIGINT
+    except BrokenPipeError:  # the reader has closed the pipe, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains at exit
+        return 128 + signal.SIGPIPE
     return 0
