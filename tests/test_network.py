@@ -328,7 +328,7 @@ def test_where_the_store_is_a_failure_is_left_to_be_seen(monkeypatch, rank, envi
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    watch = failures.FailureWatch(rank, 2, leads_node=False, last_words=lambda: None)
+    watch = failures.FailureWatch(rank, 2, leads_node=False, before_exit=lambda: None)
     watch._store = torch.distributed.HashStore()
     monkeypatch.setattr(failures.time, "sleep", lambda _seconds: watch._store.add(failures.SEEN, 1))  # by the other
     watch._let_others_see()

@@ -22,7 +22,7 @@ from ..losses.terms import loss_weights, without_labels
 from ..models.labelled import LabelledImages
 from ..system.text import flag_of
 
-MIXING = ("mix_share", "mix_mode", "mix_switch_prob")  # flags that say how to mix
+MIXING = ("mix_share", "mix_mode", "mix_switch_prob")  # the flags that say how to mix
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_arguments(args: argparse.Namespace) -> None:
-    """ValueError for flags that cannot work, or not together; `args` gets the defaults of those that are in use.
+    """Raise ValueError for flags that cannot work, alone or together, and set the defaults of the flags in use.
 
     Arguments:
         args: all arguments, with `pcmepp_cfg`.
@@ -106,32 +106,34 @@ def _check_numbers(args: argparse.Namespace) -> None:
 
 
 def _check_cached_captions(args: argparse.Namespace) -> None:
-    """What depends on the data alone is checked with them, see `data.check`."""
+    """Raise ValueError for flags that change captions or images while --cache-tokens keeps them. The checks that depend
+    on the data alone are in `data.check`.
+    """
     if not args.cache_tokens:
         return
-    for flag, given in ((f"--captions {args.captions}", args.captions != FIRST), ("--noise-ratio", args.noise_ratio)):
-        if given:
+    for flag, is_used in ((f"--captions {args.captions}", args.captions != FIRST), ("--noise-ratio", args.noise_ratio)):
+        if is_used:
             raise ValueError(f"--cache-tokens holds one caption per image, its own: drop {flag}, or --cache-tokens.")
-    for flag, given in (("--crop-sides", args.crop_sides), ("--flip", args.flip)):
-        if given:
+    for flag, is_used in (("--crop-sides", args.crop_sides), ("--flip", args.flip)):
+        if is_used:
             raise ValueError(f"--cache-tokens holds one view of each image: drop {flag}, or --cache-tokens.")
 
 
 def _check_loss(flag: str, pcmepp_cfg: dict) -> None:
-    """ValueError if a term of the loss takes no soft labels."""
+    """Raise ValueError if a term of the loss takes no soft labels."""
     cfg = PCMEppCfg.parse(pcmepp_cfg)
     hard = without_labels(loss_weights(cfg.weights))
     if hard:
         change = [f"{flag_of(name)}-weight 0" for name in hard]
         if "contrastive" in hard and cfg.train_means_by == "contrastive":
             change.append("--train-means-by all")
-        what = "InfoNCE" if hard[0] == "contrastive" else f"the loss term '{hard[0]}'"
-        raise ValueError(f"{flag} gives pairs soft labels, which {what} does not take: add {' '.join(change)}.")
+        term = "InfoNCE" if hard[0] == "contrastive" else f"the loss term '{hard[0]}'"
+        raise ValueError(f"{flag} gives pairs soft labels, which {term} does not take: add {' '.join(change)}.")
 
 
 @dataclass(frozen=True)
 class BatchAugmentation:
-    """What happens to the batches of one rank.
+    """The augmentation of the batches of one rank: `augmentation(batch, epoch, index)` returns the changed batch.
 
     Arguments:
         seed: the run's --seed.
@@ -139,8 +141,8 @@ class BatchAugmentation:
         mixing: how images are mixed; None to mix none.
         caption_p: the probability with which a token of a caption is changed.
         caption_cut: the probability with which a caption is cut to a run of its tokens.
-        caption_ids: of the tokenizer, where one of the two is above 0.
-        with_token_seeds: whether each image gets a seed for the tokens to drop in its tower.
+        caption_ids: the special token ids of the tokenizer, needed if one of the two is above 0.
+        with_token_seeds: whether each image gets a seed that chooses which of its tokens are dropped in the tower.
     """
 
     seed: int
@@ -154,11 +156,11 @@ class BatchAugmentation:
     with_token_seeds: bool = False
 
     def __call__(self, batch: tuple[Any, Tensor], epoch: int, index: int) -> tuple[Tensor | LabelledImages, Tensor]:
-        """The batch that open_clip's loop gets.
+        """Return the augmented batch, which open_clip's loop gets.
 
         Arguments:
             batch: (images, texts). Images that are `LabelledImages` already keep their ids.
-            index: of the batch in its epoch.
+            index: the index of the batch in its epoch.
         """
         images, texts = batch
         rng = np.random.Generator(np.random.PCG64(seed_for("augment", self.seed, epoch, index, self.rank)))
@@ -178,13 +180,13 @@ class BatchAugmentation:
         return out, texts
 
     def _unique_ids(self, index: int, samples: int) -> Tensor:
-        """Ids that no other sample of the epoch has, on any rank."""
+        """Return ids that no other sample of the epoch has, on any rank."""
         first = (index * self.world_size + self.rank) * self.batch_size
         return torch.arange(first, first + samples)
 
 
 def batch_augmentation(args: argparse.Namespace, tokenizer: Any) -> BatchAugmentation | None:
-    """That of a run, whose arguments are checked and whose rank is known; None where batches stay as they are."""
+    """Return the augmentation of a run, whose arguments are checked and whose rank is known, or None if it has none."""
     from ..host.tokenizers import token_ids
 
     mixing = None

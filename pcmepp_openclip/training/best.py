@@ -12,14 +12,14 @@ from ..evaluation.retrieval import KS, SAMPLES
 from ..runs import checkpoints
 
 FILE = "best.pt"
-RSUM, MEASURED = "rsum", "measured"  # the entries of the file: the value, and what it was measured on
+RSUM, MEASURED = "rsum", "measured"  # the entries of the file: the value, and the data and distance behind it
 
 
 def rsum(metrics: Mapping[str, float], distance: str) -> float | None:
-    """R@1, R@5 and R@10 of both directions in per cent, added; None if there was no retrieval.
+    """Return the sum of R@1, R@5 and R@10 of both directions in per cent, or None if there was no retrieval.
 
     Arguments:
-        metrics: of a validation, by open_clip's names, with the distance in front where it is not the cosine.
+        metrics: the metrics of a validation by open_clip's names, prefixed by the distance unless that is the cosine.
     """
     prefix = "" if distance == "cosine" else f"{distance}/"
     names = [f"{prefix}{direction}_R@{k}" for direction in SAMPLES for k in KS]
@@ -27,7 +27,7 @@ def rsum(metrics: Mapping[str, float], distance: str) -> float | None:
 
 
 class BestCheckpoint:
-    """The best checkpoint of a run folder, which is also where a resumed run finds how good it is.
+    """The best checkpoint of a run folder. A resumed run reads its value from the file.
 
     A value counts only if it was measured in the same way: on the same validation data, by the same distance.
 
@@ -47,7 +47,7 @@ class BestCheckpoint:
                 logging.warning("%s is not used as the best checkpoint so far: %s.", self.path, problem)
 
     def _take_value(self) -> str:
-        """Take the value of the file, or return why it does not count."""
+        """Take the value from the file, and return "" or the reason why it does not count."""
         saved = torch.load(self.path, map_location="cpu", weights_only=True, mmap=True)
         value = saved.get(RSUM) if isinstance(saved, dict) else None
         if not isinstance(value, float) or math.isnan(value):
@@ -58,16 +58,16 @@ class BestCheckpoint:
         return ""
 
     def is_better(self, metrics: Mapping[str, float]) -> bool:
-        """Whether a validation is better than all before."""
-        found = rsum(metrics, self.distance)
-        return found is not None and found > self.value
+        """Return whether a validation is better than all before."""
+        value = rsum(metrics, self.distance)
+        return value is not None and value > self.value
 
     def save(self, metrics: Mapping[str, float], checkpoint: dict[str, Any]) -> bool:
-        """Replace the file by a checkpoint of the weights that were validated. Whether that has worked."""
-        found = rsum(metrics, self.distance)
-        assert found is not None
-        if not checkpoints.save({**checkpoint, RSUM: found, MEASURED: self.measured}, self.path):
+        """Replace the file by a checkpoint of the weights that were validated, and return whether that has worked."""
+        value = rsum(metrics, self.distance)
+        assert value is not None
+        if not checkpoints.save({**checkpoint, RSUM: value, MEASURED: self.measured}, self.path):
             return False
-        self.value, epochs = found, checkpoint["epoch"]
-        logging.info("Saved %s, the best validation so far: RSUM %.2f after %d epochs.", self.path, found, epochs)
+        self.value, epochs = value, checkpoint["epoch"]
+        logging.info("Saved %s, the best validation so far: RSUM %.2f after %d epochs.", self.path, value, epochs)
         return True

@@ -12,7 +12,7 @@ from .waits import StopAsked
 
 
 class RunningRanks:
-    """The ranks of a run as the first pass sees them: they agree by the run's own coordinator."""
+    """The ranks of a run as the first pass over the data sees them: they agree by the run's own coordinator."""
 
     def __init__(self, hooks: TrainingHooks):
         self.rank, self.world_size = hooks.settings.rank, hooks.settings.world_size
@@ -44,10 +44,10 @@ def cached_data(
     epoch: int,
     tokenizer: Any,
 ) -> Any:
-    """What `cache.train_data` returns; a request to stop during the first pass ends the run as one between steps does.
+    """Return what `cache.train_data` returns. A request to stop during the first pass ends the run with exit code 75.
 
     Arguments:
-        preprocess_fns: of training and of validation.
+        preprocess_fns: the image transforms of training and of validation.
     """
     ranks = RunningRanks(hooks)
     try:

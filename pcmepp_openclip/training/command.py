@@ -87,13 +87,13 @@ def main(argv: list[str] | None = None) -> int:
     known, rest = own.parse_known_args(argv)
     try:
         args, spec = prepare(known, rest)
-    except ValueError as error:  # the same on every rank, so one of them reports it
+    except ValueError as error:  # every rank meets the same mistake, so one of them reports it
         if training.world_info_from_env()[1] == 0:
             print(f"pcmepp train: {data.printable(str(error))}", file=sys.stderr)
         return 2
     try:
         return 0 if args.dry_run else run(args, spec, rest)
-    except ValueError as error:  # of this rank
+    except ValueError as error:  # other ranks may not have this mistake
         print(f"pcmepp train: {data.printable(str(error))}", file=sys.stderr)
         return 2
     except torch.OutOfMemoryError as error:
@@ -183,7 +183,7 @@ def own_parser() -> argparse.ArgumentParser:
 
 
 def overrides() -> dict[str, tuple[str, type, str]]:
-    """The flags that override keys of `pcmepp_cfg`; every registered loss term has one for its weight."""
+    """Return the flags that override keys of `pcmepp_cfg`; every registered loss term has one for its weight."""
     weights = {
         flag_of(name) + "-weight": (name + WEIGHT, float, f"weight of {term.help}; 0 switches it off")
         for name, term in LOSSES.items()
@@ -192,7 +192,10 @@ def overrides() -> dict[str, tuple[str, type, str]]:
 
 
 def prepare(own: argparse.Namespace, rest: list[str]) -> tuple[argparse.Namespace, data.DataSpec]:
-    """All arguments, open_clip's and ours, and the training data; ValueError for mistakes found without a model."""
+    """Return all arguments, open_clip's and ours, and the training data.
+
+    Raises ValueError for mistakes that can be seen without building the model.
+    """
     never_ask()
     args = flags.parse_args(rest, own_flags=[flag_of(name) for name in vars(own)])
     vars(args).update(vars(own))
@@ -201,7 +204,7 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> tuple[argparse.Namespac
     check_dry_run(own)
     _, args.rank, args.world_size = training.world_info_from_env()
     args.world_size = args.dry_run or args.world_size
-    # Before anything reads the batch size.
+    # The batch size is settled here, before anything reads it.
     rows = data.DataFlags.from_args(args).rows
     global_batch.resolve(args, flags.given(rest, "batch_size", "accum_freq"), multiple_of=rows)
     objective.apply(args)
@@ -282,18 +285,18 @@ def run(args: argparse.Namespace, spec: data.DataSpec, rest: list[str]) -> int:
             make_train = functools.partial(cached_data, loop, Path(args.cache_tokens), spec, towers)
         make_validation = validation_data.maker(data.ValidationFlags.from_args(args, spec.flags.val_data), args)
         makers = make_train, make_validation
-        found = data.get_data(training.stock_get_data, spec, args, preprocess_fns, epoch, tokenizer, *makers)
-        if "val" in found and make_validation is None:
-            validation_data.describe(found["val"].dataloader, spec.flags.val_data)
-        return found
+        loaded = data.get_data(training.stock_get_data, spec, args, preprocess_fns, epoch, tokenizer, *makers)
+        if "val" in loaded and make_validation is None:
+            validation_data.describe(loaded["val"].dataloader, spec.flags.val_data)
+        return loaded
 
-    def last_words() -> None:
+    def before_exit() -> None:
         if loop is not None:
             loop.writer.saver.wait()
             loop.release()
 
-    watch = FailureWatch(args.rank, args.world_size, leads_node=local_rank == 0, last_words=last_words)
-    others = multiprocessing.active_children()
+    watch = FailureWatch(args.rank, args.world_size, leads_node=local_rank == 0, before_exit=before_exit)
+    children_before = multiprocessing.active_children()
     try:
         try:
             with watch, network.explained():
@@ -307,11 +310,11 @@ def run(args: argparse.Namespace, spec: data.DataSpec, rest: list[str]) -> int:
                     )
                     if code == 0 and loop is not None and loop.complete:
                         loop.finish()
-                finally:  # before the watch, which needs the rank that holds the store
+                finally:  # the ranks leave before the watch ends, since it needs the rank that holds the store
                     if loop is not None:
                         loop.leave()
         finally:
-            end_children(others)
+            end_children(children_before)
     except Stopped as stopped:
         logging.info("%s", stopped)
         finish_push(push.STOP_TIMEOUT_S)
@@ -332,7 +335,7 @@ def run(args: argparse.Namespace, spec: data.DataSpec, rest: list[str]) -> int:
 
 
 def check_dry_run(own: argparse.Namespace) -> None:
-    """ValueError for a number of ranks or a speed that a dry run cannot use."""
+    """Raise ValueError for a number of ranks or a speed that a dry run cannot use."""
     if own.dry_run is not None and own.dry_run < 1:
         raise ValueError(f"--dry-run must be at least 1, not {own.dry_run}: drop it to train.")
     speed = own.samples_per_second_per_gpu
@@ -343,7 +346,7 @@ def check_dry_run(own: argparse.Namespace) -> None:
 
 
 def check_minutes(own: argparse.Namespace) -> None:
-    """ValueError for a time that makes no sense."""
+    """Raise ValueError for a negative number of minutes, or for 0 where that means nothing."""
     for name, zero in (("rank_timeout_minutes", False), ("save_every_minutes", True), ("save_retry_minutes", True)):
         minutes = getattr(own, name)
         if not (minutes > 0 or (zero and minutes == 0)):
@@ -353,7 +356,7 @@ def check_minutes(own: argparse.Namespace) -> None:
 
 
 def check_head_only(args: argparse.Namespace, data_flags: data.DataFlags) -> None:
-    """ValueError if --head-only or --cache-tokens cannot be used with the other flags."""
+    """Raise ValueError if --head-only or --cache-tokens cannot be used with the other flags."""
     if args.cache_tokens is not None and not args.head_only:
         raise ValueError("--cache-tokens needs --head-only: only frozen towers give the same tokens in every epoch.")
     if not args.head_only:
@@ -380,14 +383,16 @@ def check_head_only(args: argparse.Namespace, data_flags: data.DataFlags) -> Non
 
 
 def tower_config(args: argparse.Namespace) -> dict:
-    """The config of the model without what only the loss and the start of the log-variance branch depend on."""
+    """Return the model's config without the keys that only the loss and the start of the log-variance branch depend
+    on.
+    """
     free = {key for key, *_ in overrides().values()}
     block = {key: value for key, value in args.pcmepp_cfg.items() if key not in free}
     return {**flags.model_config(args), "pcmepp_cfg": block}
 
 
 def check_places(args: argparse.Namespace) -> None:
-    """ValueError if there are no data, or no checkpoint to resume from, or the run folder is taken."""
+    """Raise ValueError if there are no data, or no checkpoint to resume from, or the run folder is taken."""
     if not flags.trains(args) and not flags.validates(args):
         raise ValueError("There is nothing to train on: give --train-data, or --val-data to evaluate only.")
     if args.resume and args.resume != "latest" and "://" not in args.resume and not Path(args.resume).is_file():
@@ -397,8 +402,8 @@ def check_places(args: argparse.Namespace) -> None:
         raise ValueError(f"{run} contains an earlier run: give another --name, or --resume latest to continue it.")
 
 
-def _check_match_flags(args: argparse.Namespace, config: dict, merged: dict, given: dict) -> None:
-    """ValueError for flags that say nothing of the matching logit that the model has."""
+def _check_match_flags(args: argparse.Namespace, config: dict, merged: dict, overridden: dict) -> None:
+    """Raise ValueError for flags that have no effect on the form of matching logit that the model has."""
     form = merged.get("match_logit", "learned")
     if form == "siglip" and config.get("init_logit_bias") is None:
         raise ValueError(
@@ -410,21 +415,21 @@ def _check_match_flags(args: argparse.Namespace, config: dict, merged: dict, giv
         ("--init-match-scale", "init_match_scale", ("learned",)),
         ("--init-match-shift", "init_match_shift", ("learned", "tied")),
     ):
-        if key in given and form not in forms:
+        if key in overridden and form not in forms:
             raise ValueError(
                 f"{flag} is for --match-logit {' and '.join(forms)}, and this run has {form}: drop {flag}."
             )
 
 
-def _check_term_flags(merged: dict, given: dict) -> None:
-    """ValueError for settings of a loss term that is switched off, or that another setting makes void."""
+def _check_term_flags(merged: dict, overridden: dict) -> None:
+    """Raise ValueError for settings of a loss term that is switched off, or that another setting makes void."""
     for flag, (key, *_) in OVERRIDES.items():
         term = key.split("_")[0]
-        if key in given and term in ("triplet", "pcme") and not merged.get(term + WEIGHT):
+        if key in overridden and term in ("triplet", "pcme") and not merged.get(term + WEIGHT):
             raise ValueError(f"{flag} needs --{term}-weight, which is 0: raise it, or drop {flag}.")
-    if given.get("label_smoothing") and not (merged.get("match" + WEIGHT, 1) or merged.get("pp" + WEIGHT)):
+    if overridden.get("label_smoothing") and not (merged.get("match" + WEIGHT, 1) or merged.get("pp" + WEIGHT)):
         raise ValueError("--label-smoothing needs --match-weight or --pp-weight, which are 0: raise one, or drop it.")
-    if "triplet_warmup_epochs" in given and merged.get("triplet_negatives") == "all":
+    if "triplet_warmup_epochs" in overridden and merged.get("triplet_negatives") == "all":
         raise ValueError(
             "--triplet-warmup-epochs is for --triplet-negatives hardest, and this run has 'all' in every epoch: drop "
             "one of the two flags."
@@ -432,7 +437,7 @@ def _check_term_flags(merged: dict, given: dict) -> None:
 
 
 def merged_cfg(args: argparse.Namespace) -> dict | None:
-    """The `pcmepp_cfg` of the model config, overridden by the flags, or None for a plain model."""
+    """Return the `pcmepp_cfg` of the model config, overridden by the flags, or None for a plain model."""
     try:
         config = open_clip.get_model_config(args.model)
     except RuntimeError as error:  # there is no such PCME++ model
@@ -441,24 +446,24 @@ def merged_cfg(args: argparse.Namespace) -> dict | None:
         hint = did_you_mean(args.model, open_clip.list_models(), "`open_clip.list_models()` lists the models.", count=3)
         raise ValueError(f"--model {args.model}: there is no such model; {hint}")
     block = (config or {}).get("pcmepp_cfg")
-    given = {key: value for key, *_ in overrides().values() if (value := getattr(args, key)) is not None}
+    overridden = {key: value for key, *_ in overrides().values() if (value := getattr(args, key)) is not None}
     if block is None:
-        if given:
-            drop = ", ".join(flag for flag, (key, *_) in overrides().items() if key in given)
+        if overridden:
+            drop = ", ".join(flag for flag, (key, *_) in overrides().items() if key in overridden)
             raise ValueError(f"{args.model} is a plain model: drop {drop} or choose a PCMEpp model.")
         return None
     flags.check_for_pcmepp(args)
-    merged = {**block, **given}
-    _check_match_flags(args, config or {}, merged, given)
-    _check_term_flags(merged, given)
+    merged = {**block, **overridden}
+    _check_match_flags(args, config or {}, merged, overridden)
+    _check_term_flags(merged, overridden)
     try:
         PCMEppCfg.parse(merged)
-    except ValueError as error:  # names the flag where the value comes from one
+    except ValueError as error:  # the message names the flag if the value comes from one
         message = str(error)
         for flag, (key, *_) in overrides().items():
-            if key in given and message.startswith((f"pcmepp_cfg.{key} ", f"pcmepp_cfg.{key}:")):
+            if key in overridden and message.startswith((f"pcmepp_cfg.{key} ", f"pcmepp_cfg.{key}:")):
                 message = flag + message.removeprefix(f"pcmepp_cfg.{key}")
-        if message.startswith("pcmepp_cfg.train_means_by"):  # which the config of the model sets
+        if message.startswith("pcmepp_cfg.train_means_by"):  # the config of the model sets it
             message += " Add --train-means-by all."
         raise ValueError(message) from None
     return merged

@@ -1,4 +1,4 @@
-"""How the ranks of a run agree, between steps, to save or to stop.
+"""Let the ranks of a run agree, between steps, to save or to stop.
 
 TERM or USR2 to any rank, or a file `stop` in the run folder, asks for a stop; the clock of rank 0 asks for a save. A
 signal is only noted. Every few steps the ranks take the maximum of their wishes in one small all-reduce over CPUs,
@@ -26,11 +26,11 @@ from ..system.processes import STOP_SIGNALS
 
 EXIT_STOPPED = 75  # tells the launch scripts: saved, start again
 SAME_REQUEST_S = 3.0  # signals within this time count as one: Slurm and torchrun both send it
-AGREE_EVERY_S = 2.0  # about how often the ranks communicate
-START_UP_TIMEOUT = timedelta(hours=1)  # for building, resuming, compiling and evaluating
-ALL_WAIT_TIMEOUT = timedelta(seconds=20)  # for all ranks to agree that they wait for data
-SAVE_RETRY_S = 60.0  # until a failed save is retried
-LEAVE_TIMEOUT_S = 10.0  # for the main thread to notice Ctrl-C, which it cannot within a collective
+AGREE_EVERY_S = 2.0  # the ranks communicate about this often
+START_UP_TIMEOUT = timedelta(hours=1)  # the limit for building, resuming, compiling and evaluating
+ALL_WAIT_TIMEOUT = timedelta(seconds=20)  # the time that all ranks have to agree that they wait for data
+SAVE_RETRY_S = 60.0  # a failed save is retried after this time
+LEAVE_TIMEOUT_S = 10.0  # the main thread has this time to notice Ctrl-C, which it cannot within a collective
 
 _set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout  # torch < 2.15
 
@@ -91,14 +91,17 @@ class RankCoordinator:
                 os._exit(128 + received)
 
     def _leave_anyway(self) -> None:
-        """After Ctrl-C: end the process even if the main thread is blocked by a rank that is gone."""
+        """End the process some seconds after Ctrl-C, even if the main thread is blocked by a rank that is gone."""
         time.sleep(LEAVE_TIMEOUT_S)
         if not self.leaving:
             os._exit(128 + signal.SIGINT)
 
     def leave(self, failed: bool) -> None:
-        """The main thread is on its way out. Where it failed it wakes up the others of this machine: a rank that was
-        stopped then notices it and ends too, instead of keeping the job until it is killed."""
+        """Note that the main thread is ending the run.
+
+        After a failure it wakes up the other ranks of this machine: a rank that was stopped by a signal then notices
+        the failure and ends too, instead of keeping the job until it is killed.
+        """
         self.leaving = True
         for host, pid in self._ranks if failed else ():
             if host == socket.gethostname() and pid != os.getpid():
@@ -107,7 +110,7 @@ class RankCoordinator:
 
     @property
     def stop_asked(self) -> bool:
-        """Whether this rank knows of a stop request; the others may not yet."""
+        """Return whether this rank knows of a stop request; the other ranks may not yet."""
         return self.wants_stop or self.first_signal is not None or self.stop_file.exists()
 
     @property
@@ -119,7 +122,7 @@ class RankCoordinator:
         self.stop_file.touch()
 
     def after_step(self) -> tuple[bool, bool]:
-        """(stop, save), the same on every rank. Must be called on every rank after every step."""
+        """Return (stop, save), the same on every rank. Must be called on every rank after every step."""
         self.countdown -= 1
         if self.countdown > 0:
             return False, False
@@ -138,13 +141,16 @@ class RankCoordinator:
         return self.wants_stop, bool(wishes[1])
 
     def saved(self, well: bool = True) -> None:
-        """Restart the clock; a failed save is retried after a minute."""
+        """Restart the clock of --save-every-minutes. A failed save is retried after a minute."""
         minutes = self.save_every_minutes
         self.saved_at = time.monotonic() - (0 if well else max(0, 60 * minutes - SAVE_RETRY_S))
 
     def all_wait(self) -> bool:
-        """On a rank that waits for data and was asked to stop: whether all ranks do, and so can stop here. One that is
-        in a step cannot: it needs this one."""
+        """Return whether all ranks wait for data, so that the run can stop here.
+
+        It is called on a rank that waits for data and was asked to stop. A rank within a step cannot stop: its
+        collectives need this one.
+        """
         if self.group is None:
             return True
         try:
@@ -155,7 +161,7 @@ class RankCoordinator:
         return True
 
     def gather(self, item: Any) -> list[Any]:
-        """`item` of every rank, on every rank."""
+        """Return `item` of every rank, on every rank."""
         if self.group is None:
             return [item]
         items = [None] * self.world_size
@@ -163,17 +169,19 @@ class RankCoordinator:
         return items
 
     def expect_steps(self, running: bool) -> None:
-        """Tight time-outs while steps run, generous ones around them, so that a rank that stalls ends the job."""
+        """Set tight time-outs while steps run and generous ones around them, so that a rank that stalls ends the
+        job.
+        """
         if self.group is not None:
             limit = self.timeout if running else START_UP_TIMEOUT
             for group in (self.group, dist.group.WORLD):
                 _set_timeout(limit, group)
 
     def mark(self, name: str, text: str) -> None:
-        """A file in the run folder that tells the launch scripts how the run ended: `done` or `stopped`."""
+        """Write a file into the run folder that tells the launch scripts how the run ended: `done` or `stopped`."""
         if self.rank == 0:
-            for other in {"done", "stopped"} - {name}:
-                (self.folder / other).unlink(missing_ok=True)
+            for outdated in {"done", "stopped"} - {name}:
+                (self.folder / outdated).unlink(missing_ok=True)
             temporary = self.folder / f".{name}.tmp"  # on a full disk, an empty file must not appear
             temporary.write_text(text + "\n")
             os.replace(temporary, self.folder / name)

@@ -97,9 +97,9 @@ def _forecast(args: Any, run: PlannedRun, model: Any, samples: int) -> Iterator[
 def _start(run: PlannedRun, model: Any) -> str:
     folder = Path(run.logs) / (run.name or "") / "checkpoints"
     if run.resume == "latest":
-        found = checkpoints.newest_good(folder) if run.name else None
-        if found:
-            return f"resumed from {found}"
+        path = checkpoints.newest_good(folder) if run.name else None
+        if path:
+            return f"resumed from {path}"
     elif run.resume:
         problem = checkpoints.fault(Path(run.resume)) if Path(run.resume).exists() else "there is no such file"
         if problem and "://" not in run.resume:
@@ -123,7 +123,7 @@ def _start(run: PlannedRun, model: Any) -> str:
 
 
 def _samples(run: PlannedRun, spec: data.DataSpec) -> tuple[int, list[tuple[str, float]]]:
-    """Samples of an epoch, and the share of each source in it."""
+    """Return the samples of an epoch, and the share of each source in them."""
     if spec.sources:
         return spec.samples, list(spec.source_shares.items())
     if not run.trains:

@@ -1,6 +1,6 @@
-"""One rank fails, all ranks end: at once, on all nodes, with the sentence of the one that failed.
+"""End all ranks when one fails: at once, on all nodes, with the message of the one that failed.
 
-Otherwise the others would wait for it in a collective until the time-out. A rank that fails puts its sentence into the
+Otherwise the others would wait for it in a collective until the time-out. A rank that fails puts its message into the
 store of the process group. A thread of every rank looks for one every two seconds, which is one small request, and ends
 the process even if its main thread is blocked.
 """
@@ -24,20 +24,20 @@ from ..system.processes import kill_children
 from ..system.redact import printable, redact
 from .coordination import Stopped
 
-INTERVAL_S = 2.0  # between two looks
-LAST_WORDS_S = 30.0  # for the last checkpoint to reach the disk
-SEEN_TIMEOUT_S = 3 * INTERVAL_S  # for the other ranks to see a failure
-REPORT_TIMEOUT_S = 3 * SEEN_TIMEOUT_S  # for the store to answer
+INTERVAL_S = 2.0  # the time between two looks
+EXIT_TIMEOUT_S = 30.0  # the time that the last checkpoint has to reach the disk
+SEEN_TIMEOUT_S = 3 * INTERVAL_S  # the time that the other ranks have to see a failure
+REPORT_TIMEOUT_S = 3 * SEEN_TIMEOUT_S  # the time that the store has to answer
 KEY = "pcmepp/failure"
 SEEN = "pcmepp/failure/seen"
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What the other ranks learn of a rank that failed.
+    """A failed rank, as the other ranks learn of it.
 
     Arguments:
-        node: its host, and the index of its node where the launcher gives one.
+        node: its host, and the index of its node, "" if the launcher gives none.
         code: its exit code.
     """
 
@@ -62,13 +62,13 @@ class FailureWatch:
     """The context in which a rank trains: an exception that leaves it ends the other ranks, and theirs end this one.
 
     Arguments:
-        rank, world_size: as the launcher gives them.
-        leads_node: whether this is the rank that prints what another node's rank has failed by.
-        last_words: called before the process is ended from the thread.
+        rank, world_size: this rank and the number of ranks, as the launcher gives them.
+        leads_node: whether this rank prints the message of a rank that failed on another node.
+        before_exit: a function that is called before the thread ends the process.
     """
 
-    def __init__(self, rank: int, world_size: int, leads_node: bool, last_words: Callable[[], None]):
-        self.rank, self.world_size, self.leads_node, self.last_words = rank, world_size, leads_node, last_words
+    def __init__(self, rank: int, world_size: int, leads_node: bool, before_exit: Callable[[], None]):
+        self.rank, self.world_size, self.leads_node, self.before_exit = rank, world_size, leads_node, before_exit
         self.node = socket.gethostname(), os.environ.get("GROUP_RANK", "")
         self._store: Any = None
         self._closed = threading.Event()
@@ -94,20 +94,20 @@ class FailureWatch:
             raise OtherRankFailed(first) from None
 
     def say(self, failure: Failure) -> None:
-        """Print it, once per node: on that of the rank that failed, this one prints its own error."""
+        """Print a failure once per node. On the node of the failed rank, that rank prints its own error."""
         if self.leads_node and self.node != failure.node:
             print(f"pcmepp train: {printable(str(failure))}", file=sys.stderr, flush=True)
 
     def _reported(self, error: BaseException) -> Failure | None:
-        """The first failure of the run; None if the store does not answer, since the rank that holds it is stopped."""
-        found: list[Failure | None] = []
-        thread = threading.Thread(target=lambda: found.append(self._report(error)), daemon=True)
+        """Return the first failure of the run, or None if the store does not answer because its rank is stopped."""
+        failures: list[Failure | None] = []
+        thread = threading.Thread(target=lambda: failures.append(self._report(error)), daemon=True)
         thread.start()
         thread.join(REPORT_TIMEOUT_S)
-        return found[0] if found else None
+        return failures[0] if failures else None
 
     def _report(self, error: BaseException) -> Failure | None:
-        """The first failure of the run, which is this one if no other rank has failed before."""
+        """Return the first failure of the run, which is this one if no other rank has failed before."""
         self._store = self._store or (network.run_store() if self.world_size > 1 else None)
         if self._store is None:
             return None
@@ -132,16 +132,16 @@ class FailureWatch:
             return
 
     def _end(self, failure: Failure) -> None:
-        threading.Timer(LAST_WORDS_S, os._exit, (failure.code,)).start()
+        threading.Timer(EXIT_TIMEOUT_S, os._exit, (failure.code,)).start()
         self.say(failure)
         with contextlib.suppress(Exception):
             self._let_others_see()
-            self.last_words()
+            self.before_exit()
         kill_children()
         os._exit(failure.code)
 
     def _let_others_see(self) -> None:
-        """The node or the rank that holds the store must not end before the others have looked."""
+        """Wait until all ranks have looked, if this node or rank holds the store that they look into."""
         seen = self._store.add(SEEN, 1)
         end = time.monotonic() + SEEN_TIMEOUT_S
         by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun's, on the first node
@@ -171,7 +171,7 @@ def _sentence(error: BaseException) -> str:
 
 
 def _exit_code(error: BaseException) -> int:
-    """As `pcmepp` has it."""
+    """Return the exit code that `pcmepp` has for an error."""
     if isinstance(error, KeyboardInterrupt):
         return 128 + signal.SIGINT
     return 2 if isinstance(error, ValueError) else 1

@@ -1,5 +1,7 @@
 """The flags of a fine-tuning recipe: learning rates by layer, a step schedule, frozen epochs, averaged weights and the
-best checkpoint. Any model may use each of them, and all are off by default. Epochs are counted from 0, as in the log.
+best checkpoint.
+
+Any model may use each of them, and all are off by default. Epochs are counted from 0, as in the log.
 """
 
 import argparse
@@ -15,7 +17,7 @@ DROP_FACTOR = 0.1
 
 @dataclass(frozen=True)
 class FineTuning:
-    """What the flags ask for; the defaults are a run as it is without them.
+    """The settings of a fine-tuning recipe. With the defaults a run is as it is without the flags.
 
     Arguments:
         opt_kwargs: further arguments of the optimizer.
@@ -44,11 +46,11 @@ class FineTuning:
     def from_args(cls, args: argparse.Namespace) -> "FineTuning":
         return cls(
             opt_kwargs=args.opt_kwargs or {},
-            layer_decay=_given(args.layer_decay, 1.0),
-            image_multiplier=_given(args.image_lr_multiplier, 1.0),
-            text_multiplier=_given(args.text_lr_multiplier, 1.0),
+            layer_decay=_or_default(args.layer_decay, 1.0),
+            image_multiplier=_or_default(args.image_lr_multiplier, 1.0),
+            text_multiplier=_or_default(args.text_lr_multiplier, 1.0),
             drop_epochs=tuple(args.lr_drop_epochs or ()),
-            drop_factor=_given(args.lr_drop_factor, DROP_FACTOR),
+            drop_factor=_or_default(args.lr_drop_factor, DROP_FACTOR),
             freeze_image=args.freeze_image_epochs or 0,
             freeze_text=args.freeze_text_epochs or 0,
             warm_up=args.warm_up_after_freeze,
@@ -58,16 +60,16 @@ class FineTuning:
 
     @property
     def groups(self) -> bool:
-        """Whether parameters have learning rates of their own."""
+        """Return whether parameters have learning rates of their own."""
         return (self.layer_decay, self.image_multiplier, self.text_multiplier) != (1.0, 1.0, 1.0)
 
     @property
     def frozen_epochs(self) -> int:
-        """Number of epochs at the start in which a part of the model is frozen."""
+        """Return the number of epochs at the start in which a part of the model is frozen."""
         return max(self.freeze_image, self.freeze_text)
 
 
-def _given(value: Any, default: Any) -> Any:
+def _or_default(value: Any, default: Any) -> Any:
     return default if value is None else value
 
 
@@ -118,25 +120,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class _KeyValues(argparse.Action):
-    """KEY=VALUE words to a dict of numbers and booleans."""
+    """An argparse action that turns KEY=VALUE words into a dict of numbers and booleans."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        found: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         for word in values:
             key, equals, text = word.partition("=")
             try:
-                found[key] = {"true": True, "false": False}.get(text.lower())
-                if found[key] is None:
-                    found[key] = int(text) if text.lstrip("+-").isdigit() else float(text)
+                arguments[key] = {"true": True, "false": False}.get(text.lower())
+                if arguments[key] is None:
+                    arguments[key] = int(text) if text.lstrip("+-").isdigit() else float(text)
             except ValueError:
                 equals = ""
             if not equals or not key.isidentifier():
                 raise argparse.ArgumentError(self, f"{word!r} is not KEY=VALUE with a number, true or false")
-        setattr(namespace, self.dest, found)
+        setattr(namespace, self.dest, arguments)
 
 
 def check(args: argparse.Namespace) -> None:
-    """ValueError for a flag that makes no sense, or not with the others."""
+    """Raise ValueError for a flag that makes no sense, alone or with the others."""
     for name, positive in (("layer_decay", 1.0), ("image_lr_multiplier", None), ("text_lr_multiplier", None)):
         _check_factor(args, name, positive)
     optimizers.check(args)
@@ -167,7 +169,7 @@ def _check_factor(args: argparse.Namespace, name: str, most: float | None) -> No
 
 
 def _check_epochs(args: argparse.Namespace, name: str, epoch: int, why: str) -> None:
-    """ValueError unless the run has an epoch of that index."""
+    """Raise ValueError unless the run has an epoch of that index."""
     if epoch < 0:
         raise ValueError(f"{flag_of(name)} must be at least 0, not {epoch}.")
     if epoch >= args.epochs:
@@ -181,8 +183,8 @@ def _check_drops(args: argparse.Namespace) -> None:
         return
     _check_factor(args, "lr_drop_factor", None)
     if args.lr_scheduler != "const" or args.skip_scheduler:
-        given = "--skip-scheduler" if args.skip_scheduler else f"--lr-scheduler {args.lr_scheduler}"
-        raise ValueError(f"--lr-drop-epochs needs a constant learning rate: give --lr-scheduler const, not {given}.")
+        flag = "--skip-scheduler" if args.skip_scheduler else f"--lr-scheduler {args.lr_scheduler}"
+        raise ValueError(f"--lr-drop-epochs needs a constant learning rate: give --lr-scheduler const, not {flag}.")
     for epoch in args.lr_drop_epochs:
         _check_epochs(args, "lr_drop_epochs", epoch, "the learning rate would never drop")
     if len(set(args.lr_drop_epochs)) < len(args.lr_drop_epochs):

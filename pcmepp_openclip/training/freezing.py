@@ -36,12 +36,12 @@ class FrozenEpoch(Backward):
 
 
 def frozen_epoch(recipe: FineTuning, model: Any, epoch: int, steps: int, step: Callable[[], int]) -> FrozenEpoch | None:
-    """What is frozen or warmed up in an epoch, or None for an epoch as any other.
+    """Return what is frozen or warmed up in an epoch, or None for an ordinary epoch.
 
     Arguments:
-        steps: number of steps of an epoch.
-        step: returns the current step of the run. In its epoch it is the i-th, i from 0, and the loss is multiplied by
-            (i + 1) / steps.
+        steps: the number of steps of an epoch.
+        step: a function that returns the current step of the run. At the i-th step of its epoch, i from 0, the loss is
+            multiplied by (i + 1) / steps.
     """
     frozen = [
         parameter

@@ -24,11 +24,11 @@ from ..models.cached import CachedTokens
 from ..models.pcmepp import ProbabilisticModel
 from ..runs import rng
 
-NOT_ACCUMULATED = ("logit_scale", "logit_bias")  # what the model returns once for all samples
+NOT_ACCUMULATED = ("logit_scale", "logit_bias")  # outputs of the model that exist once for all samples
 
 
 def is_wanted(model: nn.Module, texts: Tensor | CachedTokens, device: torch.device) -> bool:
-    """Whether later batches may have longer texts than this one, on a device whose memory is limited."""
+    """Return whether later batches may have longer texts than this one, on a device whose memory is limited."""
     cut = isinstance(texts, CachedTokens) or (isinstance(model, ProbabilisticModel) and model.texts_may_be_cut)
     return cut and device.type != "cpu"
 
@@ -44,13 +44,13 @@ def full_length_pass(
     autocast: Callable[[], AbstractContextManager],
     dtype: torch.dtype | None,
 ) -> None:
-    """Compute what a later step will, with as much memory in use, and drop it.
+    """Compute what a later step will compute, with as much memory in use, and drop the results.
 
     Arguments:
-        model: the model itself, not what wraps it.
-        loss: without what counts or watches its calls.
-        optimizer: of the run; its state, which the first step creates, is allowed for.
-        batch: the first one of the run, on any device.
+        model: the model itself, without DDP or a compiled wrapper.
+        loss: the loss itself, without a wrapper that counts or watches its calls.
+        optimizer: the run's optimizer. Memory is set aside for its state, which the first step creates.
+        batch: the first batch of the run, on any device.
         accum_freq: the number of batches of a step.
         autocast, dtype: the context that the run computes in, and the dtype of images.
     """
@@ -59,18 +59,18 @@ def full_length_pass(
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with _unchanged(model, device):
         later = _memory_of_later_steps(optimizer, accum_freq)
-        others = [[x.clone() for x in (*_tensors(images), *_tensors(texts))] for _ in range(accum_freq - 1)]
+        earlier = [[x.clone() for x in (*_tensors(images), *_tensors(texts))] for _ in range(accum_freq - 1)]
         features: dict[str, Tensor] = {}
-        if others:
+        if earlier:
             with torch.no_grad(), autocast():  # as in open_clip's loop: a context keeps its casts of weights
                 features = model(images, texts)
         with autocast():
             out = model(images, texts)
             for name in features.keys() - set(NOT_ACCUMULATED):
-                out[name] = torch.cat([out[name], *[features[name]] * len(others)])
+                out[name] = torch.cat([out[name], *[features[name]] * len(earlier)])
             total = sum(loss(**out, output_dict=True).values())
         gradients = torch.autograd.grad(total, trained, allow_unused=True)
-        del later, others, features, out, total, gradients
+        del later, earlier, features, out, total, gradients
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device) / 1e9
         torch.cuda.empty_cache()
@@ -78,12 +78,12 @@ def full_length_pass(
 
 
 def _tensors(batch: Any) -> list[Tensor]:
-    """The tensors of pixels or texts, or of a record of several."""
+    """Return the tensors of a batch, which is one tensor of pixels or texts, or a record of several."""
     return [batch] if isinstance(batch, Tensor) else [x for x in vars(batch).values() if isinstance(x, Tensor)]
 
 
 def at_full_length(texts: Tensor | CachedTokens, length: int, pad: int) -> Any:
-    """Token ids [N, L], or what a tower has made of them, padded to `length` tokens."""
+    """Return texts padded to `length` tokens: token ids [N, L], or the cached output of a tower for them."""
     if isinstance(texts, CachedTokens):
         assert texts.text_NL is not None
         more = length - texts.text_NL.shape[1]
@@ -93,8 +93,11 @@ def at_full_length(texts: Tensor | CachedTokens, length: int, pad: int) -> Any:
 
 
 def _memory_of_later_steps(optimizer: torch.optim.Optimizer, accum_freq: int) -> list[Tensor]:
-    """Tensors of the size of those that are there in a later step and not yet now: the state of the optimizer, and with
-    several batches per step the gradients of those before. The buckets of DDP are there from the start."""
+    """Return empty tensors that take the memory which a later step needs in addition to the first one.
+
+    These are the state of the optimizer and, with several batches per step, the gradients of the batches before. The
+    buckets of DDP are there from the start.
+    """
     gradients, states = int(accum_freq > 1), _states_per_parameter(optimizer)
     return [
         torch.empty_like(parameter)
@@ -105,8 +108,11 @@ def _memory_of_later_steps(optimizer: torch.optim.Optimizer, accum_freq: int) ->
 
 
 def _states_per_parameter(optimizer: torch.optim.Optimizer) -> int:
-    """How many tensors of a parameter's size the optimizer keeps for it, found by a step on a small one. One that
-    cannot be copied, since it wraps another, is taken to keep as many as AdamW."""
+    """Return how many tensors of a parameter's size the optimizer keeps for it.
+
+    A step on a small parameter shows it. An optimizer that cannot be copied, since it wraps another, is taken to keep
+    as many as AdamW.
+    """
     twin, small = copy.copy(optimizer), nn.Parameter(torch.zeros(4, 4))
     twin.state, twin.param_groups = defaultdict(dict), [{**optimizer.param_groups[0], "params": [small]}]
     small.grad = torch.zeros_like(small)
@@ -119,7 +125,7 @@ def _states_per_parameter(optimizer: torch.optim.Optimizer) -> int:
 
 @contextmanager
 def _unchanged(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Random number generators and buffers are afterwards what they were before."""
+    """Restore the random number generators and the buffers when the context ends."""
     numbers, buffers = rng.state(str(device)), [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         yield

@@ -25,8 +25,8 @@ class GlobalBatch:
     """The samples of one step.
 
     Arguments:
-        batch_size: per rank and forward pass.
-        accum_freq: batches per rank and step.
+        batch_size: the samples per rank and forward pass.
+        accum_freq: the batches per rank and step.
     """
 
     batch_size: int
@@ -47,7 +47,7 @@ class GlobalBatch:
 
     @property
     def with_cost(self) -> str:
-        """The same, and what the accumulation costs, for a dry run and the log."""
+        """Return the batch in words and, with accumulation, what that costs, for a dry run and the log."""
         return f"{self}; {ACCUMULATION_COST}" if self.accum_freq > 1 else str(self)
 
 
@@ -61,31 +61,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def resolve(args: argparse.Namespace, given: Collection[str], multiple_of: int) -> None:
+def resolve(args: argparse.Namespace, flags_given: Collection[str], multiple_of: int) -> None:
     """With --global-batch-size, set `args.batch_size` and `args.accum_freq` for `args.world_size` ranks.
 
     Arguments:
-        given: which of "batch_size" and "accum_freq" are on the command line; the others are open_clip's defaults.
+        flags_given: which of "batch_size" and "accum_freq" are on the command line; the others have open_clip's
+            defaults.
         multiple_of: the batch size is a multiple of it.
     """
     if args.global_batch_size is None:
         return
     if not 1 <= args.global_batch_size <= MOST:
         raise ValueError(f"--global-batch-size must be from 1 to {MOST:,}, not {args.global_batch_size}.")
-    if "accum_freq" in given:
+    if "accum_freq" in flags_given:
         raise ValueError(
             "--accum-freq follows from --global-batch-size and --batch-size: drop it, or --global-batch-size."
         )
-    at_most = args.batch_size if "batch_size" in given else None
+    at_most = args.batch_size if "batch_size" in flags_given else None
     batch = split(args.global_batch_size, args.world_size, at_most, multiple_of)
     args.batch_size, args.accum_freq = batch.batch_size, batch.accum_freq
 
 
 def split(samples: int, ranks: int, at_most: int | None = None, multiple_of: int = 1) -> GlobalBatch:
-    """The largest batches that a global batch of so many samples can be divided into; ValueError if there are none.
+    """Return the largest batches that divide a global batch of so many samples; ValueError if there are none.
 
     Arguments:
-        at_most: the most samples of a batch per rank; the largest that divides is taken, if it is at least half of it.
+        at_most: the most samples of a batch per rank. The largest size that divides is taken if it is at least half of
+            that.
         multiple_of: the batch size is a multiple of it.
     """
     unit = ranks * multiple_of
@@ -122,6 +124,6 @@ def _divisors(number: int) -> set[int]:
 
 
 def _neighbours(number: int, unit: int) -> str:
-    """The multiples of `unit` on both sides of a number."""
+    """Return the multiples of `unit` next below and above a number, in words."""
     below = number // unit * unit
     return f"{below} or {below + unit}" if below else str(unit)

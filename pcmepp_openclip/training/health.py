@@ -1,4 +1,4 @@
-"""Warnings about a run whose uncertainty loses its meaning, each given once, with the flag to change.
+"""Warnings about a run whose uncertainty loses its meaning, each issued once, with the flag to change.
 
 They go by what is logged (see `losses/diagnostics.py`). A single batch is noisy, and the first steps say little, so all
 but the plainest wait until the run has settled, and then for five logged steps that are at least 1 % of the run apart.
@@ -14,31 +14,31 @@ from ..system.text import flag_of
 
 VARIANCE_SHARE = 0.9  # share of the variance in the CSD above which the means hardly count
 RATIO = 0.85  # 2a / s above which the variance has little left to say
-RISING_RATIO = 0.7  # 2a / s above which it is asked where it is going
+RISING_RATIO = 0.7  # 2a / s above which its trend is looked at
 MATCHES = 3.0  # factor by which the expected matches may be off
-AGREEMENT, SIGMAS = -0.1, 4.0  # a correlation is negative below this, and by this many standard errors
+AGREEMENT, SIGMAS = -0.1, 4.0  # a correlation counts as negative below this, and by this many standard errors
 SATURATED = 50.0  # |log m| of the expected matches, which no healthy start comes near
 WINDOW = 5
 SETTLED_SHARE, SETTLED_STEPS = 0.2, 10_000  # a run has settled after that share of its steps, or after that many
 
 
 class HealthCheck:
-    """The warnings of one run.
+    """The checks of one run for an uncertainty that loses its meaning. Each warning is given once.
 
     Arguments:
         cfg: the model's `pcmepp_cfg` with all keys.
-        batch: pairs that the loss compares with each other, on all ranks together.
-        warmup: steps of --warmup.
+        batch: the number of pairs that the loss compares with each other, on all ranks together.
+        warmup: the steps of --warmup.
     """
 
     def __init__(self, cfg: dict[str, Any], batch: int, warmup: int):
         self.cfg, self.batch, self.warmup = cfg, batch, warmup
-        self.given: set[str] = set()
+        self.issued: set[str] = set()
         self.window: deque[tuple[int, dict[str, float]]] = deque(maxlen=WINDOW)
         self.started = False
 
     def warnings(self, step: int, steps: int, seen: dict[str, float]) -> Iterator[str]:
-        """The warnings that are due, at a logged step.
+        """Yield the warnings that are due at a logged step.
 
         Arguments:
             step, steps: the step and the number of steps of the run.
@@ -54,22 +54,25 @@ class HealthCheck:
             ("agreement", self._agreement()),
             ("expected_matches", self._expected_matches()),
         ):
-            if text and name not in self.given:
-                self.given.add(name)
+            if text and name not in self.issued:
+                self.issued.add(name)
                 yield text
 
     @property
     def _calibrates(self) -> bool:
-        """Whether the variances are trained by the matching loss with CSD, which the theory is about."""
+        """Return whether the variances are trained by the matching loss with CSD, which the theory is about."""
         return self.cfg["match_weight"] > 0 and self.cfg["distance"] == "csd"
 
     @property
     def _has_contrastive(self) -> bool:
-        """Whether InfoNCE is trained: without it nothing ties s to the means."""
+        """Return whether InfoNCE is trained: without it nothing ties s to the means."""
         return self.cfg["contrastive_weight"] > 0
 
     def _saturated(self, seen: dict[str, float]) -> str | None:
-        """At the first logged step alone. CSD has limits of its own: see `_variance_share`."""
+        """Return a warning if the matching loss is saturated at the first logged step.
+
+        CSD has limits of its own, see `_variance_share`.
+        """
         first, self.started = not self.started, True
         if not first or self.cfg["match_weight"] == 0 or self.cfg["distance"] == "csd":
             return None
@@ -78,7 +81,7 @@ class HealthCheck:
             return None
         bias, shift, distance = (self.cfg[key] for key in ("init_logvar_bias", "init_match_shift", "distance"))
         change = [] if bias is None else [f"raise --init-logvar-bias (now {bias:g})"]
-        if self.cfg["match_logit"] != "siglip":  # which has no shift of its own
+        if self.cfg["match_logit"] != "siglip":  # SigLIP's logit has no shift of its own
             change.append(f"{'raise' if none else 'lower'} --init-match-shift (now {shift:g})")
         return (
             f"The matching loss starts saturated: by --distance {distance} {'no pair' if none else 'every pair'} of "
@@ -116,7 +119,7 @@ class HealthCheck:
         )
 
     def _ratio_at(self, step: int) -> float:
-        """2a / s at another step, on the line through the first and the last entry of the window."""
+        """Return 2a / s at another step, on the line through the first and the last entry of the window."""
         (start, first), (end, last) = self.window[0], self.window[-1]
         rate = (last["match_ratio"] - first["match_ratio"]) / max(1, end - start)
         return last["match_ratio"] + rate * (step - end)
@@ -125,27 +128,27 @@ class HealthCheck:
         if not self._calibrates or not self._has_contrastive or len(self.window) < WINDOW:
             return None
         limit = min(AGREEMENT, -SIGMAS / math.sqrt(WINDOW * self.batch))  # 1 / sqrt(batch) is the error of one value
-        found = {}
+        correlations = {}
         for side in ("image", "text"):
             values = [seen[f"{side}_agreement"] for _, seen in self.window]
             if all(value < 0 for value in values) and statistics.fmean(values) < limit:  # nan is not below 0
-                found[side] = statistics.fmean(values)
-        if not found:
+                correlations[side] = statistics.fmean(values)
+        if not correlations:
             return None
-        what = " and ".join(f"{side}s (correlation {value:.2f})" for side, value in found.items())
+        sides = " and ".join(f"{side}s (correlation {value:.2f})" for side, value in correlations.items())
         wanted = {"train_means_by": "contrastive", "match_logit": "tied"}
         if self.cfg["match_logit"] == "siglip":  # its means are not trained by InfoNCE
             wanted = {}
         flags = [f"{flag_of(key)} {value}" for key, value in wanted.items() if self.cfg[key] != value]
         change = f"Start a new run with {' '.join(flags)}, or use" if flags else "Use"
         return (
-            f"The variance says the opposite of the means for {what}: those whose means fit many others have the "
+            f"The variance says the opposite of the means for {sides}: those whose means fit many others have the "
             f"smaller variances. {change} the estimate of `pcmepp bank`, which needs no variance."
         )
 
     def _expected_matches(self) -> str | None:
         if not self.cfg["match_weight"] or self.cfg["pp_weight"] or len(self.window) < WINDOW:
-            return None  # pseudo-positives are matches, too
+            return None  # pseudo-positives count as matches, too
         matches = statistics.median(seen["expected_matches"] for _, seen in self.window)
         if 1 / MATCHES <= matches <= MATCHES or math.isnan(matches):
             return None

@@ -1,4 +1,5 @@
-"""What happens around the steps of open_clip's own loop: diagnostics, checkpoints, stopping, exact resuming.
+"""The methods that open_clip's training loop calls around its steps: diagnostics, checkpoints, stopping, exact
+resuming.
 
 open_clip's `main` runs unmodified; in place of some of its functions it calls the methods of `TrainingHooks` (see
 `host.training`). Its own saving is switched off, since it is neither atomic nor able to resume within an epoch.
@@ -38,7 +39,7 @@ class TrainingHooks:
     """One training run. It locks its run folder when it is created.
 
     Arguments:
-        description: what may be published about the run, saved with its weights.
+        description: the facts of the run that may be published, saved with its weights.
         pcmepp_cfg: the `pcmepp_cfg` of the model, None for a plain model.
         evaluate: open_clip's `evaluate` or one with its signature.
         keep_rng: whether the state of the random number generators is restored after a validation. open_clip does not
@@ -75,7 +76,7 @@ class TrainingHooks:
         self.steps_per_epoch = 0
         self.validation: Any = None  # the loader of --val-data, set by `check_data`
         self.augment: BatchAugmentation | None = None  # set before the first epoch
-        self.save_epoch: Callable[[], None] = lambda: None  # the state at the end of the epoch, on all ranks
+        self.save_epoch: Callable[[], None] = lambda: None  # saves the state at the end of the epoch, on all ranks
 
     @functools.cached_property
     def coordinator(self) -> RankCoordinator:
@@ -93,13 +94,13 @@ class TrainingHooks:
     def stop_asked(self) -> bool:
         return "coordinator" in vars(self) and self.coordinator.first_signal is not None
 
-    # What `main` calls, in this order.
+    # open_clip's `main` calls these methods, in this order.
 
     def newest_checkpoint(self) -> Path | None:
         return checkpoints.newest_good(self.settings.checkpoints)
 
     def load_checkpoint(self, path: str) -> dict:
-        """The checkpoint to resume from. Checkpoints of stock open_clip work as well."""
+        """Return the checkpoint to resume from. Checkpoints of stock open_clip work as well."""
         local = Path(path).is_file()
         checkpoint = checkpoints.load(Path(path)) if local else training.stock_pt_load(path, map_location="cpu")
         hyperparameters, resumed = self.description.hyperparameters, None
@@ -209,11 +210,11 @@ class TrainingHooks:
             if before is not None:
                 rng.restore(before, self.settings.device)
 
-    # What `command` calls when `main` has returned or failed.
+    # `command` calls these when `main` has returned or failed.
 
     @property
     def complete(self) -> bool:
-        """Whether `main` has trained, and this rank is the one that saves."""
+        """Return whether `main` has trained, and this rank is the one that saves."""
         return self.monitor is not None and self.saves
 
     def leave(self) -> None:
@@ -242,10 +243,11 @@ class TrainingHooks:
             raise NotSaved(problem)
         self.coordinator.mark("done", f"{self.progress.samples_seen} samples")
 
-    # Private helpers.
-
     def _try_full_length(self, epoch: EpochCall, batch: Any) -> None:
-        """Before the first step of the process; not for a compiled model, whose memory is not that of the eager one."""
+        """Try the memory of the longest texts before the first step of the process.
+
+        A compiled model is left out, since its memory is not that of the eager one.
+        """
         assert self.monitor is not None
         model: Any = training.innermost(epoch.model)
         tried, self.tried_full_length = self.tried_full_length, True
@@ -254,10 +256,10 @@ class TrainingHooks:
             full_length_pass(model, loss, epoch.optimizer, batch, accum_freq=accum_freq, **epoch.computing)
 
     def _weights(self, model: nn.Module, state_dict: dict[str, Any], epochs: int) -> dict[str, Any]:
-        """A checkpoint of weights alone, after so many epochs."""
+        """Return a checkpoint of weights alone, after so many epochs."""
         state = {"step": epochs * self.steps_per_epoch, "samples_seen": self.progress.samples_seen}
-        about = self.description.metadata(model, self.resumed.about if self.resumed else {})
-        return weights_of(state_dict, self.settings.name, epochs, state, about)
+        metadata = self.description.metadata(model, self.resumed.metadata if self.resumed else {})
+        return weights_of(state_dict, self.settings.name, epochs, state, metadata)
 
     def _save(
         self,
@@ -269,7 +271,7 @@ class TrainingHooks:
         complete: bool,
         validated: bool,
     ) -> None:
-        """On every rank: save a checkpoint after `done` batches of the epoch. `dealt` is the state of the loader."""
+        """Save a checkpoint after `done` batches of the epoch. Called on every rank; `dealt` is the loader's state."""
         assert self.monitor is not None
         settings, (epochs, batches) = self.settings, ((epoch.index + 1, 0) if complete else (epoch.index, done))
         self.monitor.check()
@@ -288,14 +290,14 @@ class TrainingHooks:
             "rng": list(states),
             "epoch_rng": None if None in starts else list(starts),
         }
-        resumed = self.resumed.about if self.resumed else {}
-        about = self.description.metadata(training.innermost(epoch.model), resumed)
-        checkpoint = checkpoint_of(epoch.model, epoch.optimizer, epoch.scaler, settings.name, epochs, state, about)
+        resumed = self.resumed.metadata if self.resumed else {}
+        metadata = self.description.metadata(training.innermost(epoch.model), resumed)
+        checkpoint = checkpoint_of(epoch.model, epoch.optimizer, epoch.scaler, settings.name, epochs, state, metadata)
         self.recipe.extend(checkpoint)
         self.coordinator.saved(well=self.writer.write(checkpoint, batches, validated))
 
     def _stop(self, save: Callable[[], None], step: int) -> NoReturn:
-        """Called on every rank: save the current state and end the run after `step` steps."""
+        """Save the current state and end the run after `step` steps. Called on every rank."""
         self.coordinator.expect_steps(running=False)
         if self.progress.unsaved:
             save()

@@ -1,4 +1,4 @@
-"""What a user sees of a training run: diagnostics, a progress bar, and the error for a loss that is not finite."""
+"""Log, progress bar and diagnostics of a training run, and the error for a loss that is not finite."""
 
 import logging
 import math
@@ -27,15 +27,15 @@ class NonFiniteLoss(RunFailed):
 
 
 class Monitor:
-    """Watches the loss of open_clip's loop, without changing what is computed.
+    """Watches the loss of open_clip's loop without changing what is computed.
 
-    At open_clip's logging interval: PCME++'s diagnostics, averaged over ranks, to the console, TensorBoard and W&B,
-    the warnings of `HealthCheck`, and the check that the loss was finite in every step since the last one. Between
-    these steps nothing waits for the device, and ranks exchange nothing for the log.
+    At open_clip's logging interval it writes PCME++'s diagnostics, averaged over ranks, to the console, TensorBoard and
+    W&B, logs the warnings of `HealthCheck`, and checks that the loss was finite in every step since the last one.
+    Between these steps nothing waits for the device, and ranks exchange nothing for the log.
 
     Arguments:
-        loss: the loss to watch; train with `Monitor.loss`.
-        settings: of the run.
+        loss: the loss to watch. The run trains with `Monitor.loss`.
+        settings: the settings of the run.
         cfg: the model's `pcmepp_cfg`, None for a plain model.
     """
 
@@ -45,7 +45,7 @@ class Monitor:
         batch = settings.samples_per_batch * settings.accum_freq
         self.health = HealthCheck(PCMEppCfg.parse(cfg).as_json(), batch, settings.warmup) if cfg else None
         self.history: Path | None = None  # the file in which the loss is recorded
-        self.steps = 0  # of the whole run, set before its first epoch
+        self.steps = 0  # the steps of the whole run, set before its first epoch
 
     def check(self) -> None:
         """Raise on all ranks if the loss of a step so far ends the run, see `MonitoredLoss`. Waits for the device."""
@@ -54,7 +54,7 @@ class Monitor:
             logging.warning(warning)
 
     def report(self, step: int, samples: int, tb_writer: Any) -> None:
-        """On every rank, after a step at the logging interval."""
+        """Check and log the last step. Called on every rank, after a step at the logging interval."""
         self.check()
         seen = self.loss.diagnostics()
         if self.history is not None:
@@ -86,7 +86,7 @@ class MonitoredLoss(nn.Module):
     below `MIN_LOSS_SCALE`.
 
     Arguments:
-        device: that of the run.
+        device: the device of the run.
     """
 
     def __init__(self, loss: nn.Module, checkpoints: Path, distributed: bool, device: str):
@@ -94,10 +94,10 @@ class MonitoredLoss(nn.Module):
         self.loss = loss
         self.checkpoints, self.distributed = checkpoints, distributed
         self.step = 0
-        self.scaler: torch.amp.GradScaler | None = None  # of the gradients, set before the first epoch
+        self.scaler: torch.amp.GradScaler | None = None  # the scaler of the gradients, set before the first epoch
         self.first_bad = torch.full((), math.inf, device=device)
         self.bad_terms: dict[str, Tensor] = {}
-        self.terms: dict[str, Tensor] = {}  # of the last call
+        self.terms: dict[str, Tensor] = {}  # the terms of the last call
 
     def before_step(self, step: int, epoch: int, logged: bool) -> None:
         self.step = step
@@ -118,8 +118,10 @@ class MonitoredLoss(nn.Module):
         return out
 
     def check(self) -> str | None:
-        """Raise on all ranks if any of them saw what ends the run; else a warning about a skipped step, or None. Waits
-        for the device."""
+        """Raise on all ranks if one of them saw a loss that ends the run. Waits for the device.
+
+        Returns a warning about a skipped step, or None.
+        """
         skips = self.scaler is not None and self.scaler.is_enabled()
         scale = self.scaler.get_scale() if self.scaler is not None and skips else math.inf
         worst = torch.stack([-self.first_bad, torch.full_like(self.first_bad, -scale)])
@@ -145,12 +147,12 @@ class MonitoredLoss(nn.Module):
         return None
 
     def _non_finite_terms(self, step: float) -> str:
-        """The terms that were not finite at a step, on any rank."""
+        """Return the terms that were not finite at a step, on any rank, with their values."""
         value_T = torch.stack(list(self.bad_terms.values()))
         if self.distributed:
             value_T = all_reduce(torch.where(self.first_bad == step, value_T, 0), "sum")
-        found = zip(self.bad_terms, value_T.tolist(), strict=True)
-        return ", ".join(f"{name} {x:g}" for name, x in found if not math.isfinite(x)) or "the sum of its terms"
+        values = zip(self.bad_terms, value_T.tolist(), strict=True)
+        return ", ".join(f"{name} {x:g}" for name, x in values if not math.isfinite(x)) or "the sum of its terms"
 
     def diagnostics(self) -> dict[str, float]:
         return self.loss.read_diagnostics() if isinstance(self.loss, PCMEppLoss) else {}
@@ -162,7 +164,7 @@ def last_checkpoint(folder: Path) -> str:
 
 
 def progress_bar(epoch: int, total: int, initial: int, rank: int) -> Any:
-    """Samples of the epoch, samples/s and time left, on rank 0 in a terminal; elsewhere there are log lines."""
+    """Return a bar of samples, samples/s and time left of an epoch. It shows only on rank 0 in a terminal."""
     from tqdm import tqdm
 
     return tqdm(

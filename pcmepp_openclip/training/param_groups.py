@@ -6,9 +6,9 @@
     embeddings and norms of a tower                multiplier of the tower
     everything else                                1
 
-Everything else is what a tower pools and projects by, the bias of the log-variances, a, b and the logit scale and bias.
-A log-variance branch on top of a tower, of which it has no blocks, belongs there, too. A tower without a list of blocks
-has its multiplier only.
+"Everything else" is the pooling and projection of a tower, the bias of the log-variances, a, b and the logit scale and
+bias, and a log-variance branch without blocks of its own, on top of a tower. A tower without a list of blocks has its
+multiplier only.
 """
 
 from collections.abc import Iterator
@@ -25,14 +25,14 @@ SCALE, NAME = "lr_scale", "name"  # keys of a group of the optimizer; the first 
 
 
 class Place(NamedTuple):
-    """Where a parameter is in a model.
+    """The place of a parameter in a model.
 
     Arguments:
         group: the name of its group, such as "image block 3".
-        tower: "image" or "text"; "" for what is trained with the full learning rate.
-        depth: exponent of the decay: number of blocks up to the end of the tower, this one included; 0 for what is in
-            no block.
-        backbone: whether it is of the tower itself, not of its log-variance branch.
+        tower: "image" or "text"; "" for parameters that are trained with the full learning rate.
+        depth: the exponent of the decay: the number of blocks up to the end of the tower, this one included; 0 for a
+            parameter that is in no block.
+        backbone: whether the parameter belongs to the tower itself, not to its log-variance branch or heads.
     """
 
     group: str
@@ -42,24 +42,26 @@ class Place(NamedTuple):
 
 
 def places(model: Any) -> dict[str, Place]:
-    """The place of every parameter, by name, of a model of any kind, PCME++ or not."""
-    found: dict[int, Place] = {}
+    """Return the place of every parameter of a model, by name. The model may be of any kind, PCME++ or not."""
+    place_of: dict[int, Place] = {}
     for name, tower in (("image", image_tower(model)), ("text", text_tower(model))):
         branch = getattr(model, f"{name}_branch", None)
-        for what, blocks, backbone in (
+        for kind, blocks, backbone in (
             ("block", tower.blocks, True),
             ("log-variance block", branch.blocks if branch is not None else (), False),
         ):
             for i, block in enumerate(blocks):
-                place = Place(f"{name} {what} {i}", name, len(blocks) - i, backbone)
-                found |= {id(parameter): place for parameter in block.parameters()}
-        rest = Place(f"{name} embeddings and norms", name, 0, True)
-        found |= {id(parameter): rest for parameter in tower.backbone_parameters() if id(parameter) not in found}
-    return {name: found.get(id(parameter), Place(HEADS)) for name, parameter in model.named_parameters()}
+                place = Place(f"{name} {kind} {i}", name, len(blocks) - i, backbone)
+                place_of |= {id(parameter): place for parameter in block.parameters()}
+        outside = Place(f"{name} embeddings and norms", name, 0, True)
+        place_of |= {
+            id(parameter): outside for parameter in tower.backbone_parameters() if id(parameter) not in place_of
+        }
+    return {name: place_of.get(id(parameter), Place(HEADS)) for name, parameter in model.named_parameters()}
 
 
 def backbone_parameters(model: Any, tower: str) -> list[nn.Parameter]:
-    """Those of a tower that are neither of its heads nor of its log-variance branch."""
+    """Return the parameters of a tower that belong neither to its heads nor to its log-variance branch."""
     place_of = places(model)
     return [
         parameter
@@ -69,13 +71,13 @@ def backbone_parameters(model: Any, tower: str) -> list[nn.Parameter]:
 
 
 def factor(place: Place, recipe: FineTuning) -> float:
-    """What --lr is multiplied by there."""
+    """Return the factor that --lr is multiplied by at a place."""
     multiplier = {"image": recipe.image_multiplier, "text": recipe.text_multiplier, "": 1.0}[place.tower]
     return multiplier * recipe.layer_decay**place.depth
 
 
 def check_blocks(model: Any, recipe: FineTuning) -> Iterator[str]:
-    """What --layer-decay does not do; ValueError if that is everything."""
+    """Yield a warning for a tower that --layer-decay does not affect; ValueError if it affects neither."""
     lacking = [name for name, tower in (("image", image_tower(model)), ("text", text_tower(model))) if not tower.blocks]
     if recipe.layer_decay == 1 or not lacking:
         return
@@ -91,9 +93,10 @@ def check_blocks(model: Any, recipe: FineTuning) -> Iterator[str]:
 
 
 def set_groups(optimizer: torch.optim.Optimizer, model: Any, recipe: FineTuning) -> None:
-    """Split the groups that an optimizer was built with, so that each has one place; all else of a group stays.
+    """Split the groups that an optimizer was built with by place, and keep all other settings of each group.
 
-    The group of the full learning rate comes first: open_clip logs the rate of the first one."""
+    The group of the full learning rate comes first: open_clip logs the rate of the first one.
+    """
     place_of = places(model)
     by_id = {id(parameter): place_of[name] for name, parameter in model.named_parameters()}
     order = {place.group: i for i, place in enumerate(place_of.values())} | {HEADS: -1}
@@ -110,7 +113,7 @@ def set_groups(optimizer: torch.optim.Optimizer, model: Any, recipe: FineTuning)
 
 
 def table(model: Any, recipe: FineTuning, lr: float) -> list[tuple[str, float, int]]:
-    """(group, its learning rate at the full --lr, number of parameters that are trained), in the order of the model."""
+    """Return (group, its learning rate at the full --lr, number of trained parameters), in the order of the model."""
     place_of = places(model)
     counts: dict[Place, int] = {}
     for name, parameter in model.named_parameters():

@@ -23,8 +23,8 @@ from ..hub.errors import PermanentHubError, TransientHubError
 from ..system.processes import signals_blocked
 
 END_TIMEOUT_S = 3600.0  # seconds that the last push may take when a run is through
-STOP_TIMEOUT_S = 45.0  # the same where the run was asked to stop, and may be killed soon
-CHECK_TIMEOUT_S = 15.0  # for the Hub to answer the check before the first step
+STOP_TIMEOUT_S = 45.0  # seconds that it may take if the run was asked to stop, and may be killed soon
+CHECK_TIMEOUT_S = 15.0  # seconds that the Hub has to answer the check before the first step
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def target_of(flags: argparse.Namespace, logs: str) -> upload.HubTarget | None:
-    """The repo that the flags of `add_arguments` name, or None; ValueError without a run folder."""
+    """Return the repo that the flags of `add_arguments` name, or None; ValueError without a run folder."""
     if flags.push_to_hub is None:
         return None
     if not logs or logs.lower() == "none":
@@ -46,7 +46,7 @@ def target_of(flags: argparse.Namespace, logs: str) -> upload.HubTarget | None:
 
 
 def check_access(target: upload.HubTarget | None) -> None:
-    """Before the first step: may this token write there? ValueError if not; a Hub out of reach is only said."""
+    """Raise ValueError if this token may not write to the target. A Hub that cannot be reached is only reported."""
     if target is None:
         return
     try:
@@ -62,11 +62,11 @@ def check_access(target: upload.HubTarget | None) -> None:
 
 
 class Pusher:
-    """The training process's side. Does nothing without a target, as on ranks other than 0.
+    """The training process's side of pushing. It does nothing without a target, as on ranks other than 0.
 
     Arguments:
         run: the run folder.
-        license: of the model card.
+        license: the licence on the model card.
         tag: whether every pushed checkpoint is tagged.
     """
 
@@ -75,7 +75,7 @@ class Pusher:
         self.process: subprocess.Popen | None = None
         self.held: tuple[Path, int] | None = None
         self.offered: int | None = None  # the step of the last checkpoint that was handed over
-        self.pushed: int | None = None  # of the last one that arrived
+        self.pushed: int | None = None  # the step of the last checkpoint that arrived
         self.said = ""
         self.finishing = False
 
@@ -85,10 +85,10 @@ class Pusher:
         return f"`pcmepp push {self.run} {' '.join(self.target.words)}`"
 
     def start(self) -> None:
-        """Start the process, once."""
+        """Start the process that pushes, unless it was started before."""
         if self.target is None or self.process is not None:
             return
-        queue.clear(self.run)  # what a run that was killed has left
+        queue.clear(self.run)  # a run that was killed may have left files
         command = [sys.executable, "-m", "pcmepp_openclip.hub.worker"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         with signals_blocked():
@@ -105,7 +105,7 @@ class Pusher:
         threading.Thread(target=self._listen, args=(self.process,), daemon=True).start()
 
     def offer(self, checkpoint: Path, step: int, hold: bool = False) -> None:
-        """Hand a finished checkpoint over, at once or, with `hold`, when its validation is done."""
+        """Hand over a finished checkpoint, at once or, with `hold`, when its validation is done."""
         if self.target is None:
             return
         self.start()
@@ -115,14 +115,14 @@ class Pusher:
             self.release()
 
     def release(self) -> None:
-        """Hand over what was held back."""
+        """Hand over the checkpoint that was held back, if there is one."""
         if self.held is not None:
             (staged, step), self.held = self.held, None
             self._tell(checkpoint=str(staged), step=step)
             logging.info("Hub: step %d is ready to be pushed.", step)
 
     def finish(self, seconds: float, hurry: Callable[[], bool] = lambda: False) -> None:
-        """Let the last push end, for so long at most, less once `hurry` is true; then say what is there."""
+        """Wait at most `seconds` for the last push, less once `hurry` is true, and log what has arrived."""
         if self.target is None or self.process is None:
             return
         self.release()

@@ -1,4 +1,4 @@
-"""What the flags for fine-tuning do in a run: the methods of `TrainingHooks` call these."""
+"""The effects of the flags for fine-tuning, which the methods of `TrainingHooks` call."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ from .validation_data import digest
 
 
 class Weights(Protocol):
-    """Makes a checkpoint of weights alone."""
+    """A function that makes a checkpoint of weights alone."""
 
     def __call__(self, model: nn.Module, state_dict: dict[str, Any], epochs: int) -> dict[str, Any]: ...
 
@@ -32,8 +32,8 @@ class Recipe:
     """The fine-tuning of one run.
 
     Arguments:
-        flags: what was asked for.
-        weights: makes the checkpoints that are kept: the averaged weights and the best ones.
+        flags: the flags of the run.
+        weights: a function that makes the checkpoints of the averaged and of the best weights.
     """
 
     def __init__(self, flags: FineTuning, settings: RunSettings, pcmepp_cfg: dict | None, weights: Weights):
@@ -45,12 +45,14 @@ class Recipe:
         self.unsaved: set[Path] = set()  # files whose last save has failed
 
     def set_up_optimizer(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-        """Give it the arguments and the groups that the flags ask for, and log the learning rate of each group."""
+        """Give the optimizer the arguments and groups that the flags ask for, and log the learning rate of each
+        group.
+        """
         for group in (*optimizer.param_groups, optimizer.defaults):
             group.update(self.flags.opt_kwargs)
         if self.flags.opt_kwargs and self.settings.rank == 0:
-            given = ", ".join(f"{key}: {value}" for key, value in self.flags.opt_kwargs.items())
-            logging.info("--opt-kwargs changes %s to %s.", type(optimizer).__name__, given)
+            changes = ", ".join(f"{key}: {value}" for key, value in self.flags.opt_kwargs.items())
+            logging.info("--opt-kwargs changes %s to %s.", type(optimizer).__name__, changes)
         if not self.flags.groups:
             return
         warnings = list(check_blocks(model, self.flags))
@@ -62,7 +64,9 @@ class Recipe:
         set_groups(optimizer, model, self.flags)
 
     def schedule(self, stock: Callable[[int], float], optimizer: torch.optim.Optimizer, steps: int) -> Callable:
-        """open_clip's schedule itself, unless the rates drop, differ between groups or are warmed up after a freeze."""
+        """Return open_clip's schedule, changed if the rates drop, differ between groups or are warmed up after a
+        freeze.
+        """
         warm_up = self.flags.frozen_epochs if self.flags.warm_up == "lr" else None
         if not self.flags.groups and not self.flags.drop_epochs and warm_up is None:
             return stock
@@ -70,14 +74,15 @@ class Recipe:
         return scheduled(stock, optimizer, per_epoch, self.flags.drop_epochs, self.flags.drop_factor, warm_up)
 
     def resume(self, checkpoint: dict[str, Any]) -> None:
-        """Take what belongs to the recipe out of a checkpoint."""
+        """Take the entries that belong to the recipe out of a checkpoint."""
         saved = checkpoint.pop("swa", None)
         if self.flags.swa_start is not None:  # every rank finds a mistake, and one keeps the average
             average = self.average or WeightAverage(self.flags.swa_start)
             average.restore(saved, checkpoint.get("epoch", 0))
 
     def start(self, validation: Any) -> None:
-        """Before the first epoch, on the rank that writes to the run folder.
+        """Look for the best checkpoint so far. Called before the first epoch, on the rank that writes to the run
+        folder.
 
         Arguments:
             validation: the loader of --val-data, None without one.
@@ -88,25 +93,28 @@ class Recipe:
     def around_backward(self, model: nn.Module, epoch: int, steps: int, step: Callable[[], int]) -> FrozenEpoch | None:
         around = frozen_epoch(self.flags, model, epoch, steps, step)
         if around is not None and self.settings.rank == 0:
-            what = f"{len(around.frozen)} tensors of frozen towers are not trained" if around.frozen else ""
-            warm = "" if around.share is None else "the loss is warmed up"
-            logging.info("Epoch %d: %s.", epoch, " and ".join(filter(None, (what, warm))))
+            frozen = f"{len(around.frozen)} tensors of frozen towers are not trained" if around.frozen else ""
+            warmed_up = "" if around.share is None else "the loss is warmed up"
+            logging.info("Epoch %d: %s.", epoch, " and ".join(filter(None, (frozen, warmed_up))))
         return around
 
     def end_epoch(self, model: nn.Module, epoch: int) -> None:
-        """After the last step of an epoch, and before its checkpoint: once that is there, no epoch is repeated."""
+        """Add the weights to the average after the last step of an epoch.
+
+        This comes before the epoch's checkpoint: once that is on disk, no epoch is repeated.
+        """
         if self.average is not None and epoch >= self.average.start:
             self.average.add(model)
             if epoch + 1 == self.settings.epochs:
                 self.save_average(model)
 
     def extend(self, checkpoint: dict[str, Any]) -> None:
-        """Add what a resumed run needs to a checkpoint."""
+        """Add the state of the recipe, which a resumed run needs, to a checkpoint."""
         if self.average is not None and self.average.snapshots:
             checkpoint["swa"] = self.average.state_dict()
 
     def validated(self, model: nn.Module, epochs: int, metrics: Mapping[str, float]) -> None:
-        """Keep the weights that were validated, if they are the best so far."""
+        """Keep the weights that were validated if they are the best so far."""
         if self.best is not None and self.best.is_better(metrics):
             saved = self.best.save(metrics, self.weights(model, stock_state_dict(model), epochs))
             self._note(self.best.path, saved)
@@ -114,10 +122,11 @@ class Recipe:
     def validate_average(
         self, model: nn.Module, epochs: int, validate: Callable[[], tuple[dict[str, Any], bool]]
     ) -> bool:
-        """Validate the averaged weights after the last epoch, and save them with their metrics.
+        """Validate the averaged weights after the last epoch, save them with their metrics, and return whether a stop
+        interrupted it.
 
         Arguments:
-            validate: returns the metrics, and whether it was interrupted, as this function does.
+            validate: a function that returns the metrics, and whether it was interrupted.
         """
         if self.average is None or epochs != self.settings.epochs:
             return False
@@ -144,7 +153,7 @@ class Recipe:
 
     @property
     def problem(self) -> str:
-        """Why the run is not complete, or ""."""
+        """Return why the run is not complete, or ""."""
         if not self.unsaved:
             return ""
         files = " and ".join(str(path) for path in sorted(self.unsaved))

@@ -1,4 +1,4 @@
-"""What a run takes from the checkpoint that it is resumed from, and where it starts in the epoch."""
+"""The state that a run takes from the checkpoint that it is resumed from, and its position in the epoch."""
 
 import logging
 from pathlib import Path
@@ -14,16 +14,16 @@ from .steps import EpochStart
 
 
 def restore_lora(path: str, checkpoint: dict, expected: bool) -> None:
-    """Let `state_dict` of a checkpoint be that of a model with LoRA, if it is of such a run.
+    """Turn `state_dict` of a checkpoint into that of a model with LoRA, if the checkpoint is from such a run.
 
     Arguments:
-        expected: whether the resumed run has --lora. ValueError if the checkpoint's has not, or the other way round.
+        expected: whether the resumed run has --lora; ValueError if the run of the checkpoint differs in that.
     """
     lora = checkpoint.pop("lora", None)
     if expected != (lora is not None):
-        was, given = ("without", "with") if expected else ("with", "without")
+        was, now = ("without", "with") if expected else ("with", "without")
         raise ValueError(
-            f"--resume {path} was saved {was} --lora and cannot be resumed {given} it: start a new run from its "
+            f"--resume {path} was saved {was} --lora and cannot be resumed {now} it: start a new run from its "
             "weights by --pretrained."
         )
     if lora is not None:
@@ -41,15 +41,15 @@ class ResumedRun:
     def __init__(self, path: Path, checkpoint: dict, settings: RunSettings, hyperparameters: dict[str, Any]):
         self.path, self.settings, self.hyperparameters = path, settings, hyperparameters
         self.training: dict[str, Any] | None = checkpoint.get("training")
-        self.about: dict[str, Any] = checkpoint.get("about") or {}
-        self.before: dict[str, Any] = self.about.get("hyperparameters") or {}
+        self.metadata: dict[str, Any] = checkpoint.get("about") or {}
+        self.before: dict[str, Any] = self.metadata.get("hyperparameters") or {}
         record.check_fixed(hyperparameters, self.before)
         self.samples_seen: int = (self.training or {}).get("samples_seen", 0)
-        self.own = path.absolute().parent == settings.checkpoints.absolute()  # of the same run folder
+        self.own = path.absolute().parent == settings.checkpoints.absolute()  # whether it is from the same run folder
         self.entered = False
 
     def is_unvalidated(self, epochs: int) -> bool:
-        """Whether it is from this run folder and the end of an epoch whose validation was interrupted."""
+        """Return whether it is from the end of an epoch of this run folder whose validation was interrupted."""
         settings = self.settings
         if settings.rank != 0 or not (self.own and settings.validates and settings.trains):
             return False
@@ -58,7 +58,7 @@ class ResumedRun:
         return lacks_validation(settings, epochs)
 
     def enter_epoch(self, train: Any, epoch: int) -> EpochStart:
-        """Where the first epoch of the resumed run starts, so that its remaining samples fit."""
+        """Return where the first epoch of the resumed run starts, so that it has the samples that were left."""
         if not self.training or self.entered:
             return EpochStart()
         self.entered = True
@@ -90,7 +90,7 @@ class ResumedRun:
         return EpochStart(first, seen, outdated, self.training)
 
     def _note_changes(self, step: int) -> None:
-        """Log, and keep for the record, which hyperparameters have changed."""
+        """Log which hyperparameters have changed, and keep them for the record."""
         changed = record.changes(self.hyperparameters, self.before)
         for verb, names in (
             ("have changed", changed.keys() - set(AT_START)),
@@ -99,9 +99,9 @@ class ResumedRun:
             values = ", ".join(f"{name} {changed[name][1]} (was {changed[name][0]})" for name in sorted(names))
             if values:
                 logging.warning("Resuming at step %d, these %s: %s.", step, verb, values)
-        kept = {name: pair for name, pair in changed.items() if name not in AT_START}
-        if kept:
-            self.about["changes"] = [*(self.about.get("changes") or []), {"step": step, **kept}]
+        recorded = {name: pair for name, pair in changed.items() if name not in AT_START}
+        if recorded:
+            self.metadata["changes"] = [*(self.metadata.get("changes") or []), {"step": step, **recorded}]
 
     def _note_global_batch(self, ranks_before: int) -> None:
         """Log whether the steps of a run on another number of ranks have as many samples as before."""
@@ -118,20 +118,22 @@ class ResumedRun:
             )
 
     def _outdated(self, first: int) -> list[Path]:
-        """The files of the epoch that may come after new ones by their names, where batches have another size now."""
+        """Return the files of the epoch whose names may sort after new ones, since batches have another size now."""
         newest = checkpoints.position(self.path)
         if newest is None or newest[1] == first or not self.own:
             return []
-        found = [(checkpoints.position(path) or (0, 0), path) for path in checkpoints.newest_first(self.path.parent)]
-        return [path for where, path in found if (newest[0], 0) < where <= newest]
+        positions = [
+            (checkpoints.position(path) or (0, 0), path) for path in checkpoints.newest_first(self.path.parent)
+        ]
+        return [path for where, path in positions if (newest[0], 0) < where <= newest]
 
     def _resume_data(self, train: Any, epoch: int, first: int) -> tuple[int | None, str]:
-        """The batch at which exactly the samples that are left follow, or None; and how, or why not."""
+        """Return the batch after which exactly the samples that were left follow, or None, and how or why not."""
         assert self.training is not None
         settings, state = self.settings, self.training.get("data")
         if state is not None and hasattr(train, "position"):
             return train.dataloader.resume(epoch, state, settings.accum_freq)
-        # Of other data, or of an earlier version.
+        # The data have no position, or the checkpoint was saved by an earlier version.
         now = {
             "seed": (settings.seed, "--seed"),
             "batch_size": (settings.batch_size, "--batch-size"),

@@ -16,7 +16,7 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Validator:
-    """Validates, and records which epochs are validated.
+    """Validates a run, and records which epochs are validated.
 
     Arguments:
         evaluate: open_clip's `evaluate` or one with its signature.
@@ -28,7 +28,7 @@ class Validator:
         self.unrecorded = ""  # why the last validation could not be recorded
 
     def validate(self, call: ValidationCall, saves: bool) -> tuple[dict[str, Any], bool]:
-        """The metrics, and whether the validation was interrupted by a stop request."""
+        """Return the metrics, and whether the validation was interrupted by a stop request."""
         self.unrecorded = ""
         if saves:
             record.append_line(self.record, {"epoch": call.epoch, "complete": False})
@@ -54,6 +54,6 @@ class Validator:
 
 
 def lacks_validation(settings: RunSettings, epochs: int) -> bool:
-    """Whether the validation after `epochs` epochs was interrupted."""
+    """Return whether the validation after `epochs` epochs was interrupted."""
     lines = record.read_lines(settings.checkpoints / record.VALIDATED, "epoch", last=epochs)
     return epochs > 0 and not any(line["epoch"] == epochs and line.get("complete") for line in lines)

@@ -1,4 +1,4 @@
-"""Writing the checkpoints of a run: their content, and what follows once one is on disk."""
+"""Writing the checkpoints of a run: their content, and the steps after one is on disk."""
 
 import contextlib
 import functools
@@ -23,7 +23,7 @@ class NotSaved(RunFailed):
 
 
 class CheckpointWriter:
-    """Writes checkpoints, on the rank that saves, and hands them to the pusher.
+    """Writes checkpoints on the rank that saves, and hands them to the pusher.
 
     Arguments:
         lock: the lock of the run folder, None if this rank holds none.
@@ -35,7 +35,7 @@ class CheckpointWriter:
         self.outdated: list[Path] = []  # files to delete once there is a newer one
 
     def write(self, checkpoint: dict, batches: int, validated: bool) -> bool:
-        """Write a checkpoint after `batches` batches of an epoch. Returns False if that has failed already.
+        """Write a checkpoint after `batches` batches of an epoch, and return False if that has failed already.
 
         Arguments:
             validated: whether a validation follows, whose metrics belong on the model card.
@@ -48,7 +48,7 @@ class CheckpointWriter:
         return self.saver.writing
 
     def _saved(self, path: Path, step: int, samples_seen: int, validated: bool) -> None:
-        """Called once the checkpoint is on disk."""
+        """Link `epoch_latest.pt`, offer the file to the Hub and delete outdated ones, once a checkpoint is on disk."""
         logging.info("Saved %s, %d samples seen.", path, samples_seen)
         if self.settings.keep_latest:
             latest = path.with_name("epoch_latest.pt")
@@ -56,7 +56,7 @@ class CheckpointWriter:
                 latest.unlink()
             try:
                 os.link(path, latest)
-            except OSError:  # a file system without links
+            except OSError:  # the file system has no links
                 shutil.copyfile(path, latest)
         problem = checkpoints.fault(path)
         if problem is not None:
@@ -68,7 +68,7 @@ class CheckpointWriter:
         checkpoints.prune(self.settings.checkpoints, path, keep_every_epoch=self.settings.keep_epochs)
 
     def last_problem(self) -> str | None:
-        """Why the last checkpoint is not on disk, after further attempts; None if it is."""
+        """Return why the last checkpoint is not on disk, after further attempts; None if it is."""
         if self.saver.insist(60 * self.settings.save_retry_minutes):
             return None
         return (
@@ -78,19 +78,22 @@ class CheckpointWriter:
 
 
 def weights_of(
-    state_dict: dict[str, Any], name: str, epochs: int, training: dict[str, Any], about: dict[str, Any]
+    state_dict: dict[str, Any], name: str, epochs: int, training: dict[str, Any], metadata: dict[str, Any]
 ) -> dict[str, Any]:
-    """The content of a checkpoint that is not to be resumed."""
-    return {"epoch": epochs, "name": name, "state_dict": state_dict, "training": training, "about": about}
+    """Return the content of a checkpoint of weights alone, which is not to be resumed."""
+    return {"epoch": epochs, "name": name, "state_dict": state_dict, "training": training, "metadata": metadata}
 
 
 def checkpoint_of(
-    model: Any, optimizer: Any, scaler: Any, name: str, epochs: int, training: dict[str, Any], about: dict[str, Any]
+    model: Any, optimizer: Any, scaler: Any, name: str, epochs: int, training: dict[str, Any], metadata: dict[str, Any]
 ) -> dict[str, Any]:
-    """The content of a checkpoint: the entries of stock open_clip, `training` and `about`. Of a model with LoRA,
-    `state_dict` is that of the model without, and `lora` what else a resumed run needs."""
+    """Return the content of a checkpoint: the entries of stock open_clip, `training` and `about`.
+
+    For a model with LoRA, `state_dict` is that of the merged plain model, and `lora` holds what else a resumed run
+    needs.
+    """
     model = innermost(model)
-    checkpoint = weights_of(stock_state_dict(model), name, epochs, training, about)
+    checkpoint = weights_of(stock_state_dict(model), name, epochs, training, metadata)
     checkpoint["optimizer"] = optimizer.state_dict()
     if lora := lora_state_dict(model):
         checkpoint["lora"] = lora

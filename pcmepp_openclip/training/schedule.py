@@ -1,4 +1,4 @@
-"""The learning rate of a step: open_clip's schedule, times the drops, the warm-up and the factor of a group."""
+"""The learning rate of a step: open_clip's schedule times the drops, the warm-up and the factor of a group."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,7 +15,9 @@ def scheduled(
     drop_factor: float = 1.0,
     warm_up_epoch: int | None = None,
 ) -> Callable[[int], float]:
-    """lr(step) = stock(step) * drop_factor^(number of `drop_epochs` that have begun), times the factor of each group.
+    """Return a function of the step that sets and returns the learning rate.
+
+        lr(step) = stock(step) * drop_factor^(number of `drop_epochs` that have begun) * factor of the group
 
     Arguments:
         stock: open_clip's function of the step, which gives all groups the same learning rate and returns it.

@@ -29,8 +29,8 @@ class EpochStart:
     """The position at which an epoch starts.
 
     Arguments:
-        batch: index of the first batch.
-        samples_before: number of samples of the epoch that were seen before.
+        batch: the index of the first batch.
+        samples_before: the number of samples of the epoch that were seen before.
         outdated: checkpoints of this epoch whose names count batches of another size. They are deleted once there is a
             newer one, or the next restart would take them for the newest.
         restored: the `training` entry of the checkpoint, with the RNG states of every rank; None for a new epoch.
@@ -44,7 +44,7 @@ class EpochStart:
 
 @dataclass
 class Progress:
-    """How far a run has come."""
+    """The progress of a run."""
 
     samples_seen: int = 0
     unsaved: bool = False  # whether there were steps since the last checkpoint
@@ -57,18 +57,21 @@ class Batches:
     def __init__(self, settings: RunSettings, waiter: Waiter):
         self.settings, self.waiter = settings, waiter
 
-    def of(self, loader: Any, what: str, first: float, later: float, **waiting: Any) -> Iterator[Any]:
-        """The batches of a loader. Raises StopAsked on a stop request, and Stalled when the first batch takes more than
-        `first` seconds, or a later one more than `later`."""
+    def of(self, loader: Any, name: str, first: float, later: float, **waiting: Any) -> Iterator[Any]:
+        """Yield the batches of a loader.
+
+        Raises StopAsked on a stop request, and Stalled when the first batch takes more than `first` seconds, or a later
+        one more than `later`.
+        """
         iterator, seconds = None, first
         while True:
             try:
-                with self.waiter.waiting(what, seconds, **waiting):
+                with self.waiter.waiting(name, seconds, **waiting):
                     iterator = iterator or iter(loader)
                     batch = next(iterator, END)
             except TooLong:
                 raise Stalled(
-                    f"Rank {self.settings.rank} waited {seconds:.0f} s for {what} in vain: the data or "
+                    f"Rank {self.settings.rank} waited {seconds:.0f} s for {name} in vain: the data or "
                     f"its workers are stuck. {last_checkpoint(self.settings.checkpoints)} See --rank-timeout-minutes."
                 ) from None
             if batch is END:
@@ -85,13 +88,13 @@ class EpochSteps:
     """The steps of one epoch.
 
     Arguments:
-        index: index of the epoch.
+        index: the index of the epoch.
         start: the position at which it starts.
-        save: saves a checkpoint; takes the number of batches of the epoch that are done.
-        stop: ends the run; takes a function that saves a checkpoint, and the number of steps so far.
+        save: a function that saves a checkpoint, given the number of batches of the epoch that are done.
+        stop: a function that ends the run, given a function that saves a checkpoint and the number of steps so far.
         supports_position: whether the loader can start at the batch of `start`; otherwise batches are skipped.
-        augment: what happens to each batch: (batch, index of the epoch, index of the batch) to a batch.
-        before_first: called with the first batch, before its step.
+        augment: a function of (batch, index of the epoch, index of the batch) that returns the batch to train on.
+        before_first: a function that is called with the first batch, before its step.
     """
 
     def __init__(
@@ -117,10 +120,10 @@ class EpochSteps:
         self.supports_position, self.tb_writer, self.augment = supports_position, tb_writer, augment
         self.before_first = before_first
         self.batches_done, self.accumulated = start.batch, 0
-        self.start_rng: dict[str, Any] | None = None  # at the start of the epoch; open_clip shuffles by it
+        self.start_rng: dict[str, Any] | None = None  # the state at the epoch's start, by which open_clip shuffles
 
     def __call__(self, loader: Any) -> Iterator[tuple[int, Any]]:
-        """(index, batch) for open_clip's loop."""
+        """Yield (index, batch) for open_clip's loop."""
         settings, first, restored = self.settings, self.start.batch, self.start.restored
         if not self.supports_position:
             if first and restored and len(restored.get("epoch_rng") or ()) == settings.world_size:
@@ -146,7 +149,7 @@ class EpochSteps:
             self._stop(self.index * per_epoch + self.batches_done // settings.accum_freq)
 
     def _first_waited(self, loader: Any) -> Iterator[Any]:
-        """The batches, after the first one has arrived and the workers have been started."""
+        """Return the batches, once the first one has arrived and the workers have been started."""
         stall, since = 60 * self.settings.rank_timeout_minutes, time.monotonic()
         wait = self.progress.first_wait
         # Buffers are filled before the first batch of each epoch, which takes about as long every time.

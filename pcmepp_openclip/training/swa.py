@@ -38,11 +38,11 @@ class WeightAverage:
         self.snapshots += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs."""
+        """Return the state that a resumed run needs."""
         return {"start": self.start, "snapshots": self.snapshots, "tensors": dict(self.tensors)}
 
     def restore(self, saved: dict[str, Any] | None, epochs: int) -> None:
-        """Continue from what a checkpoint after `epochs` epochs holds; ValueError if epochs are missing in it."""
+        """Continue from the entry of a checkpoint after `epochs` epochs; ValueError if epochs are missing in it."""
         expected = max(0, epochs - self.start)
         if not expected:
             return  # the first snapshot is yet to come
@@ -55,12 +55,12 @@ class WeightAverage:
         self.snapshots, self.tensors = saved["snapshots"], dict(saved["tensors"])
 
     def averaged(self, model: nn.Module) -> dict[str, Tensor]:
-        """The averaged weights, in the dtypes of a model."""
+        """Return the averaged weights in the dtypes of a model."""
         return {name: self.tensors[name].to(tensor.dtype) for name, tensor in model.state_dict().items()}
 
     @contextlib.contextmanager
     def loaded(self, model: nn.Module) -> Iterator[None]:
-        """The model has the averaged weights while the context lasts."""
+        """Give the model the averaged weights while the context lasts."""
         before = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
         copy_into(model, self.averaged(model))
         try:
@@ -71,6 +71,6 @@ class WeightAverage:
 
 @torch.no_grad()
 def copy_into(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """In place, so that whatever wraps the model sees it."""
+    """Copy tensors into the state of a model in place, so that wrappers of the model see them."""
     for name, tensor in model.state_dict().items():
         tensor.copy_(tensors[name])

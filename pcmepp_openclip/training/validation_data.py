@@ -26,7 +26,7 @@ REMOTE = (
 class ValidationLoader:
     """The images of local shards with their first captions, in batches of pixels [N, C, H, W] and token ids [N, L].
 
-    The shards are read when they are needed, which is on the rank that validates. What would leave out an image is a
+    The shards are read when they are needed, which is on the rank that validates. A sample that would be left out is a
     ValueError.
 
     Arguments:
@@ -41,9 +41,9 @@ class ValidationLoader:
 
     @functools.cached_property
     def captioned(self) -> Captioned:
-        found = captioned_shards(self.shards, self.where, FLAG)
-        logging.info("Validation: %d images with %d captions.", len(found.images), len(found.captions))
-        return found
+        captioned = captioned_shards(self.shards, self.where, FLAG)
+        logging.info("Validation: %d images with %d captions.", len(captioned.images), len(captioned.captions))
+        return captioned
 
     @property
     def num_samples(self) -> int:
@@ -51,21 +51,21 @@ class ValidationLoader:
 
     @property
     def facts(self) -> list[Any]:
-        """What the data are, whatever their folder: all captions, and key and size of each image."""
-        found = self.captioned
-        images = [[facts["key"], image.size] for facts, image in zip(found.facts, found.images, strict=True)]
-        return [images, found.captions, found.image_of_caption]
+        """Return the identity of the data, wherever their folder is: all captions, and key and size of each image."""
+        captioned = self.captioned
+        images = [[facts["key"], image.size] for facts, image in zip(captioned.facts, captioned.images, strict=True)]
+        return [images, captioned.captions, captioned.image_of_caption]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        found = self.captioned
-        first = dict(zip(reversed(found.image_of_caption), reversed(found.captions), strict=True))
-        batches = self._batches(len(found.images))
-        pixels = image_batches(ImageDataset(found.images, self.preprocess), batches, self.workers, self.device)
+        captioned = self.captioned
+        first = dict(zip(reversed(captioned.image_of_caption), reversed(captioned.captions), strict=True))
+        batches = self._batches(len(captioned.images))
+        pixels = image_batches(ImageDataset(captioned.images, self.preprocess), batches, self.workers, self.device)
         for batch, pixels_NCHW in zip(batches, pixels, strict=True):
             yield pixels_NCHW, self.tokenizer([first[i] for i in batch])
 
     def texts(self) -> Iterator[Tensor]:
-        """The token ids of all captions, in batches."""
+        """Yield the token ids of all captions, in batches."""
         captions = self.captioned.captions
         for batch in self._batches(len(captions)):
             yield self.tokenizer([captions[i] for i in batch])
@@ -75,7 +75,7 @@ class ValidationLoader:
 
 
 def check(flags: ValidationFlags) -> None:
-    """ValueError for validation data that are missing or would be left out in part."""
+    """Raise ValueError for validation data that are missing or would be left out in part."""
     check_validation(flags)
     if flags.local_shards is not None:
         captioned_shards(flags.local_shards, str(flags.val_data), FLAG)
@@ -84,7 +84,7 @@ def check(flags: ValidationFlags) -> None:
 
 
 def maker(flags: ValidationFlags, args: argparse.Namespace) -> Callable[..., Any] | None:
-    """A function of (preprocess_fns, tokenizer) that makes the validation data, or None if open_clip reads them."""
+    """Return a function of (preprocess_fns, tokenizer) that makes the validation data, or None if open_clip does."""
     shards = flags.local_shards
     if shards is None:
         return None
@@ -97,11 +97,11 @@ def maker(flags: ValidationFlags, args: argparse.Namespace) -> Callable[..., Any
 
 
 def digest(loader: Any) -> str:
-    """A digest of the facts of a loader: of what a run is validated on."""
+    """Return a digest of the facts of a loader, which tells one validation set from another."""
     return hashlib.sha256(json.dumps(loader.facts, default=str).encode()).hexdigest()
 
 
 def describe(loader: Any, val_data: str | None) -> None:
-    """Give a loader of open_clip's `facts`: --val-data, and of a table its rows."""
+    """Give a loader of open_clip's the attribute `facts`: --val-data and, for a table, its rows."""
     rows = getattr(loader, "dataset", None)
     loader.facts = [val_data, getattr(rows, "images", None), getattr(rows, "captions", None)]

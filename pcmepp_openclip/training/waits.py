@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-FIRST_WARNING_S = 10.0  # the next warning comes after twice the time
+FIRST_WARNING_S = 10.0  # the next warning comes after twice this time
 TICK_S = 1.0
 PATIENCE_S = 5.0  # how long data may still take after a stop request
 
@@ -27,7 +27,7 @@ class TooLong(BaseException):
 
 @dataclass
 class _Wait:
-    what: str
+    name: str
     limit: float
     patience: float
     since: float = field(default_factory=time.monotonic)
@@ -46,10 +46,12 @@ class Waiter:
         self._wait: _Wait | None = None
 
     @contextlib.contextmanager
-    def waiting(self, what: str = "", limit: float = math.inf, patience: float = PATIENCE_S) -> Iterator[None]:
-        """Raises StopAsked in the body on a stop request, after `patience` seconds, and TooLong after `limit` seconds.
-        Without `what` nothing is logged. May be nested."""
-        outer, self._wait = self._wait, _Wait(what, limit, patience)
+    def waiting(self, name: str = "", limit: float = math.inf, patience: float = PATIENCE_S) -> Iterator[None]:
+        """Raise StopAsked in the body on a stop request after `patience` seconds, and TooLong after `limit` seconds.
+
+        Without a `name` nothing is logged. The context may be nested.
+        """
+        outer, self._wait = self._wait, _Wait(name, limit, patience)
         before = signal.signal(signal.SIGALRM, self._tick)
         signal.setitimer(signal.ITIMER_REAL, min(TICK_S, limit), TICK_S)
         try:
@@ -71,6 +73,6 @@ class Waiter:
         if waited >= wait.limit:
             self._wait = None
             raise TooLong
-        if wait.what and waited >= wait.next_warning_s:
+        if wait.name and waited >= wait.next_warning_s:
             wait.next_warning_s = 2 * waited
-            logging.warning("Waited %.0f s for %s; the run ends after %.0f s.", waited, wait.what, wait.limit)
+            logging.warning("Waited %.0f s for %s; the run ends after %.0f s.", waited, wait.name, wait.limit)
