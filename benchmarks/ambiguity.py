@@ -24,14 +24,14 @@ def references(count: int, seed: int) -> Tensor:
 
 
 def confusions(size: int) -> Callable[[], list[Tensor]]:
-    """The confusion of some texts in a bank of that size, one after the other."""
+    """Return the confusion of some texts in a bank of that size, one after the other."""
     bank = Bank(references(size, 0), references(size, 1), 100.0)
     queries = references(QUERIES, 2).split(1)
     return lambda: [bank.confusion(query, "texts") for query in queries]
 
 
 def encodings() -> Callable[[], list[Tensor]]:
-    """The encoding of as many texts, one after the other."""
+    """Return the encoding of as many texts, one after the other."""
     torch.manual_seed(0)
     model = open_clip.create_model("ViT-B-32").eval()
     tokens = open_clip.get_tokenizer("ViT-B-32")(["a small black dog on a red sofa"] * QUERIES).split(1)

@@ -40,7 +40,7 @@ WORKERS, BATCH, EPOCHS = 2, 32, 5
 
 
 def photo(rng: np.random.Generator, side: int) -> bytes:
-    """A JPEG with the size in bytes of a photograph: smooth shapes, edges and grain."""
+    """Return a JPEG with the size in bytes of a photograph: smooth shapes, edges and grain."""
     coarse = rng.integers(0, 255, (12, 12, 3), dtype=np.uint8)
     image = np.asarray(Image.fromarray(coarse).resize((side, side), Image.Resampling.BICUBIC), np.int16)
     image = image + rng.normal(0, 8, image.shape).astype(np.int16)
@@ -83,14 +83,14 @@ def our_get_data(args: argparse.Namespace, *rest: Any, **options: Any) -> Any:
 
 
 def load(pattern: str, get_data: Callable[..., Any], *flags: str) -> Any:
-    """The training data by a `get_data`, with open_clip's transform for training."""
+    """Return the training data by a `get_data`, with open_clip's transform for training."""
     transform = open_clip.image_transform(224, is_train=True)
     tokenizer = open_clip.get_tokenizer(MODEL)
     return get_data(arguments(pattern, *flags), (transform, transform), tokenizer=tokenizer)["train"]
 
 
 def rate(train: Any, epoch: int) -> tuple[float, int]:
-    """Samples by second of a whole epoch, and the longest text in it."""
+    """Return samples by second of a whole epoch, and the longest text in it."""
     train.set_epoch(epoch)
     samples, longest, start = 0, 0, time.perf_counter()
     for images, texts in train.dataloader:
@@ -106,7 +106,7 @@ def megabytes(pids: set[int]) -> float:
 
 
 def pixels(pattern: str, transform: Any, reduced: bool) -> str:
-    """The crops that training sees, against exact ones, of the first shard."""
+    """Return the crops that training sees, against exact ones, of the first shard."""
     with tarfile.open(pattern.replace(pattern[pattern.index("{") :], "00000.tar")) as tar:
         images = [tar.extractfile(member).read() for member in tar if member.name.endswith("jpg")]  # type: ignore
     steps = host_data.split_crop(host_data.split_transform(transform)[0])

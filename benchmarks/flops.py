@@ -64,7 +64,7 @@ def count(name: str, text_length: int | None = None, batch: int = 2) -> Count:
 
 
 def shape_only(name: str, **changes: Any) -> Any:
-    """The model of that name on the meta device; `changes` are further arguments of `create_model`."""
+    """Return the model of that name on the meta device; `changes` are further arguments of `create_model`."""
     with torch.device("meta"), hf_configs.known():
         return open_clip.create_model(name, output_dict=True, device="meta", pretrained_text=False, **changes)
 
@@ -86,7 +86,7 @@ def context_length(name: str) -> int:
 
 
 def total(out: dict[str, Tensor]) -> Tensor:
-    """A number that every output takes part in."""
+    """Return a number that every output takes part in."""
     return torch.stack([value.float().sum() for value in out.values()]).sum()
 
 

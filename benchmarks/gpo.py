@@ -21,7 +21,7 @@ SAMPLES, WIDTH, BATCH = 64, 1024, 4
 
 
 def plain_gpo(gpo: GPO, x_NLD: Tensor, length_N: Tensor) -> Tensor:
-    """The same with the GRU's states of every sample, and -10,000 in place of padding, [N, D]."""
+    """Return the same with the GRU's states of every sample, and -10,000 in place of padding, [N, D]."""
     samples, length, _ = x_NLD.shape
     position_NLP = gpo._positions(length).expand(samples, -1, -1)
     packed = pack_padded_sequence(position_NLP, length_N.cpu(), batch_first=True, enforce_sorted=False)

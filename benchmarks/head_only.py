@@ -28,7 +28,7 @@ REPEATS, CACHED_EPOCHS = 4, 8  # cached epochs per repeat: one alone takes a fra
 
 
 def training_step(model: Any) -> Callable[[Any, Any], None]:
-    """A step of training on a batch of images and texts, or of cached tokens."""
+    """Return a step of training on a batch of images and texts, or of cached tokens."""
     loss = pcmepp_openclip.PCMEppLoss()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-5, fused=True)
@@ -42,7 +42,7 @@ def training_step(model: Any) -> Callable[[Any, Any], None]:
 
 
 def rate(train: Any, step: Callable[[Any, Any], None], epochs: range) -> float:
-    """Samples by second of some epochs."""
+    """Return samples by second of some epochs."""
     samples, start = 0, time.perf_counter()
     for epoch in epochs:
         train.set_epoch(epoch)

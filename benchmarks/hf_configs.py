@@ -96,7 +96,7 @@ _MOST = {
 
 
 def cut_name(name: str) -> str:
-    """The name under which the same tower is known with fewer layers and tokens."""
+    """Return the name under which the same tower is known with fewer layers and tokens."""
     return f"{name}-{LAYERS}-layers"
 
 

@@ -69,7 +69,7 @@ def hub(place: Path) -> Iterator[None]:
 
 
 def measure(place: Path) -> tuple[list[float], list[float]]:
-    """Seconds per step with and without a push; one push after the other goes through all of its stages."""
+    """Return the seconds per step with and without a push; one push after the other goes through all of its stages."""
     step, checkpoint = training()
     (place / "run").mkdir()
     pusher = Pusher(HubTarget("me/benchmark"), place / "run")
@@ -103,7 +103,7 @@ def measure(place: Path) -> tuple[list[float], list[float]]:
 
 
 def training() -> tuple[Callable[[], None], Callable[[int], dict[str, Any]]]:
-    """A training step of the small model, and what its checkpoint holds."""
+    """Return a training step of the small model, and what its checkpoint holds."""
     model = open_clip.create_model("PCMEpp-tiny", output_dict=True)
     loss = PCMEppLoss()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)

@@ -97,7 +97,7 @@ def against(
 
 
 def time_row(ours: str, other: str, title: str, n: int, number: int, bar: float | None, busy: bool = False) -> Row:
-    """The time of both kinds on this many threads; `busy` is on cores that other processes use, too."""
+    """Return the time of both kinds on this many threads; `busy` is on cores that other processes use, too."""
     leaves = inputs(n)
     our_step, their_step = (functools.partial(step, kind, leaves) for kind in (ours, other))
     repeats = 1 if other == "nmd" else max(4, 2**14 // n)
@@ -107,14 +107,14 @@ def time_row(ours: str, other: str, title: str, n: int, number: int, bar: float 
 
 
 def peak(kind: str, n: int) -> float:
-    """MB that a step adds to what the process had with its inputs and the code loaded."""
+    """Return the MB that a step adds to what the process had with its inputs and the code loaded."""
     step(kind, inputs(8))
     leaves = inputs(n)
     return added_memory(lambda: step(kind, leaves))
 
 
 def growth(what: str, rows: dict[int, Row]) -> Row:
-    """The exponents with which ours and theirs grow with N, fitted over the rows."""
+    """Return the exponents with which ours and theirs grow with N, fitted over the rows."""
     sizes = [math.log(n) for n in rows]
     ours, theirs = (
         statistics.linear_regression(sizes, [math.log(getattr(row, whose)) for row in rows.values()]).slope
@@ -124,7 +124,7 @@ def growth(what: str, rows: dict[int, Row]) -> Row:
 
 
 def those_that_fit() -> list[int]:
-    """The N whose N x M x D tensors, about four at once, fit into half of the memory that is free."""
+    """Return the N whose N x M x D tensors, about four at once, fit into half of the memory that is free."""
     meminfo = Path("/proc/meminfo").read_text().splitlines()
     free = next(int(line.split()[1]) * 1024 for line in meminfo if line.startswith("MemAvailable:"))
     return [n for n in (256, 512, 1024) if n == 256 or 4 * 4 * n * n * DIM < free / 2]

@@ -79,7 +79,7 @@ def resampled(repeats: Sequence[tuple[float, float]], draws: int = 2000) -> tupl
 def row(
     what: str, ours: Sequence[float], theirs: Sequence[float], unit: str, bar: float | None = None, **more: Any
 ) -> Row:
-    """A row of repeats, the first of ours measured right beside the first of theirs, and so on."""
+    """Return a row of repeats, the first of ours measured right beside the first of theirs, and so on."""
     repeats = tuple(zip(ours, theirs, strict=True))
     return Row(what, statistics.median(ours), statistics.median(theirs), unit, bar, repeats, **more)
 
@@ -87,7 +87,7 @@ def row(
 def turns(
     works: Sequence[Callable[[], Any]], repeats: int, before: Callable[[], Any] = lambda: None
 ) -> list[list[float]]:
-    """The seconds of each work, alternating, after a warm-up; the order is reversed every time.
+    """Return the seconds of each work, alternating, after a warm-up; the order is reversed every time.
 
     `before` is called before each work, and is not timed.
     """
@@ -110,7 +110,7 @@ def timed(
     repeats: int = 5,
     before: Callable[[], Any] = lambda: None,
 ) -> Row:
-    """A row that compares the time of two works."""
+    """Return a row that compares the time of two works."""
     our_seconds, their_seconds = turns((ours, theirs), repeats, before)
     return row(what, our_seconds, their_seconds, "s", bar)
 
@@ -159,8 +159,9 @@ def new_processes() -> BaseContext:
 
 
 def alone(function: Callable, *calls: tuple) -> list:
-    """The results of a function for the arguments of each call, each in a new process in which only imports have run.
-    The processes run in parallel, each on one thread: use this for memory, not for time."""
+    """Return the results of a function for the arguments of each call, each in a new process in which only imports have
+    run. The processes run in parallel, each on one thread: use this for memory, not for time.
+    """
     context = new_processes()
     with contextlib.ExitStack() as stack:
         pools = [stack.enter_context(ProcessPoolExecutor(1, context, _start_alone)) for _ in calls]
@@ -177,7 +178,7 @@ def _start_alone() -> None:
 
 
 def added_memory(work: Callable[[], Any]) -> float:
-    """The peak memory of a work in MB, beyond what the process held before; call it with `alone`. Linux only."""
+    """Return the peak memory of a work in MB, beyond what the process held before; call it with `alone`. Linux only."""
     Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
     before = _status("VmRSS")
     work()

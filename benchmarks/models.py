@@ -88,7 +88,7 @@ class Checked:
 
 
 def towers(name: str) -> tuple[str, str]:
-    """The image tower and the text tower of a plain model, in a few words."""
+    """Return the image tower and the text tower of a plain model, in a few words."""
     config = open_clip.get_model_config(name)
     assert config is not None
     vision, text = config["vision_cfg"], config["text_cfg"]
@@ -98,7 +98,7 @@ def towers(name: str) -> tuple[str, str]:
 
 
 def check(name: str) -> Checked:
-    """The line of one model."""
+    """Return the line of one model."""
     line = Checked(name, *towers(name))
     try:
         line = dataclasses.replace(line, plain=(plain := count(name)))
@@ -120,8 +120,9 @@ def check(name: str) -> Checked:
 
 
 def check_all(names: Sequence[str], check: Callable[[str], Checked] = check) -> Iterator[Checked]:
-    """The lines of the models, one by one. They come from another process, which is replaced now and then: it may die
-    for lack of memory, and not all that it has used is given back."""
+    """Yield the lines of the models, one by one. They come from another process, which is replaced now and then: it may
+    die for lack of memory, and not all that it has used is given back.
+    """
     rest = list(names)
     while rest:
         with ProcessPoolExecutor(1, new_processes(), _start) as pool:
@@ -141,13 +142,13 @@ def _start() -> None:
 
 
 def sentence(error: Exception) -> str:
-    """An error in one line that does not break a table."""
+    """Return an error in one line that does not break a table."""
     text = " ".join(str(error).split()).replace("|", "/")
     return f"{type(error).__name__}: {text[:200]}" if not isinstance(error, ValueError) else text[:200]
 
 
 def summary(lines: list[Checked]) -> str:
-    """The counts."""
+    """Return the counts."""
     fine = [line for line in lines if not line.reason]
     run = [line.deviation for line in fine if line.deviation is not None]
     text = f"{len(fine)} of {len(lines)} models build and run forward and backward; "

@@ -35,7 +35,7 @@ def loss_step(kind: str, leaves: list[torch.Tensor]) -> Callable[[], None]:
 
 
 def peak(kind: str, n: int) -> float:
-    """MB that a step adds to what the process had with its inputs and the code loaded."""
+    """Return the MB that a step adds to what the process had with its inputs and the code loaded."""
     loss_step(kind, inputs(8))()
     return added_memory(loss_step(kind, inputs(n)))
 

@@ -22,7 +22,7 @@ REPEATS = 3
 
 
 def make_environment(folder: Path, package: str) -> str:
-    """A Python with the newest version of a package, and for all else the packages of this one."""
+    """Return a Python with the newest version of a package, and for all else the packages of this one."""
     venv.create(folder, with_pip=True)
     python = str(folder / "bin/python")
     subprocess.run([python, "-m", "pip", "install", "--quiet", package], check=True)
@@ -47,7 +47,7 @@ class Peer:
         self._process.stdin.flush()
 
     def rate(self) -> float:
-        """Samples per second of an epoch."""
+        """Return samples per second of an epoch."""
         self._tell("epoch\n")
         assert self._process.stdout is not None
         answer = self._process.stdout.readline().split()

@@ -50,13 +50,13 @@ def measure(rank: int, world: int, port: int, queue: Any) -> None:
 
 
 def _state(start: float) -> tuple[float, int]:
-    """Seconds until all ranks are here, and the open files of this one."""
+    """Return the seconds until all ranks are here, and the open files of this one."""
     dist.barrier()
     return time.monotonic() - start, len(list(Path("/proc/self/fd").iterdir()))
 
 
 def of_ranks(world: int) -> list[float]:
-    """The columns after the number of ranks."""
+    """Return the columns after the number of ranks."""
     context = mp.get_context("fork")
     queue = context.Queue()
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -15,7 +15,7 @@ LEGEND = f"Medians of alternating repeats; spread: {CONFIDENCE:.0%} bootstrap in
 
 
 def machine() -> str:
-    """The machine and the versions that the numbers come from."""
+    """Return the machine and the versions that the numbers come from."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "open_clip_torch"))
@@ -25,7 +25,7 @@ def machine() -> str:
 
 
 def table(rows: list[Row], earlier: dict[str, dict[str, Any]] | None = None) -> str:
-    """The rows as Markdown; given the rows of an `earlier` run, with the change."""
+    """Return the rows as Markdown; given the rows of an `earlier` run, with the change."""
     heads = HEADS if earlier is None else [*HEADS, "earlier", "change"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
@@ -45,7 +45,7 @@ def number(ratio: float) -> str:
 
 
 def change(row: Row, before: dict[str, Any]) -> str:
-    """The change in per cent, with a remark if the spreads overlap: it then says nothing."""
+    """Return the change in per cent, with a remark if the spreads overlap: it then says nothing."""
     low, high = row.spread or (row.ratio, row.ratio)
     low_before, high_before = before["spread"] or (before["ratio"], before["ratio"])
     overlap = low <= high_before and low_before <= high and (row.spread or before["spread"])
@@ -62,7 +62,7 @@ def write(rows: list[Row], folder: Path, text: str) -> None:
 
 
 def read(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
-    """The machine of an earlier run, and its rows by name."""
+    """Return the machine of an earlier run, and its rows by name."""
     try:
         run = json.loads(path.read_text())
         return run["machine"], {row["what"]: {key: row[key] for key in ("ratio", "spread")} for row in run["rows"]}

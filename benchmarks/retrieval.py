@@ -22,7 +22,7 @@ def gaussians(count: int, seed: int) -> Gaussian:
 
 
 def work(distance: str, count: int = IMAGES) -> Callable[[], list[Ranking]]:
-    """Retrieval among that many images, with the captions that go with them."""
+    """Return retrieval among that many images, with the captions that go with them."""
     each = CAPTIONS // IMAGES
     images, texts = gaussians(count, 0), gaussians(count * each, 1)
     image_of_text = [i // each for i in range(count * each)]

@@ -76,7 +76,7 @@ class Line:
 
 
 def _digits(x: float) -> str:
-    """Three of them."""
+    """Return three of them."""
     return f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
 
 
@@ -109,7 +109,7 @@ def loss_cost(model: Any, batch_size: int, ranks: int, dim: int) -> LossCost:
 
 
 def lines(name: str, batch_sizes: Sequence[int], ranks: Sequence[int], precision: str) -> Iterator[Line]:
-    """Those of a PCME++ model and its plain one."""
+    """Yield those of a PCME++ model and its plain one."""
     config = open_clip.get_model_config(name)
     assert config is not None
     for world in ranks:

@@ -27,12 +27,12 @@ FLAGS = [*DATA, "--batch-size", "4", "--epochs", "1", "--precision", "fp32"]
 
 
 def imports() -> list[float]:
-    """Seconds of both imports, and of open_clip's alone, in a new process."""
+    """Return the seconds of both imports, and of open_clip's alone, in a new process."""
     return json.loads(subprocess.run([sys.executable, "-c", IMPORTS], check=True, capture_output=True).stdout)
 
 
 def first_step(module: str, model: str) -> float:
-    """Seconds from the command to the line that open_clip's loop logs of its first step."""
+    """Return the seconds from the command to the line that open_clip's loop logs of its first step."""
     with tempfile.TemporaryDirectory() as logs:
         return _first_step([sys.executable, "-m", module, "--model", model, *FLAGS, "--logs", logs])
 

@@ -20,7 +20,7 @@ CASES = (("ViT-B-32", 4, 8, 32), ("ViT-B-16", 2, 11, 16))  # plain model, batch 
 
 
 def training_step(name: str, batch: int, text_length: int | None = None) -> Callable[[], None]:
-    """A step with texts of that many tokens; of the context length by default."""
+    """Return a step with texts of that many tokens; of the context length by default."""
     torch.manual_seed(0)
     model = open_clip.create_model(name, output_dict=True)
     loss = pcmepp_openclip.PCMEppLoss() if name.startswith("PCMEpp") else open_clip.ClipLoss()

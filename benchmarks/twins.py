@@ -24,7 +24,8 @@ PREFIX = "PCMEpp-"
 
 
 def cut(name: str) -> dict[str, Any]:
-    """Arguments of `create_model` for the same model with fewer layers and tokens, for models that are too large.
+    """Return the arguments of `create_model` for the same model with fewer layers and tokens, for models that are too
+    large.
 
     A ResNet stays as it is. A timm trunk has no such argument: build it within `trunks_cut`.
     """
@@ -59,7 +60,7 @@ def trunks_cut() -> Iterator[None]:
 
 
 def small_image(name: str) -> int:
-    """The side of an image of a few patches, such that the tower does all that it does to a large one."""
+    """Return the side of an image of a few patches, such that the tower does all that it does to a large one."""
     config = open_clip.get_model_config(name)
     assert config is not None
     vision = config["vision_cfg"]
@@ -70,8 +71,8 @@ def small_image(name: str) -> int:
 
 
 def deviation(name: str, **changes: Any) -> float:
-    """The largest difference between the embeddings of a PCME++ model and of the plain model with the same weights, in
-    eval mode and normalised; before that, a forward and backward pass of the PCME++ model in training mode.
+    """Return the largest difference between the embeddings of a PCME++ model and of the plain model with the same
+    weights, in eval mode and normalised; before that, a forward and backward pass of the PCME++ model in training mode.
 
     Arguments:
         name: that of the plain model.
@@ -113,7 +114,9 @@ class Unfilled(TorchFunctionMode):
 
 
 def embed(model: Any, image: Tensor, text: Tensor) -> list[Tensor]:
-    """The normalised embeddings of images and texts in eval mode: those of the encoders and those of the loss."""
+    """Return the normalised embeddings of images and texts in eval mode: those of the encoders and those of the
+    loss.
+    """
     model.eval()
     with torch.no_grad():
         out = model(image, text)
@@ -122,7 +125,7 @@ def embed(model: Any, image: Tensor, text: Tensor) -> list[Tensor]:
 
 
 def shaken(model: Any) -> Any:
-    """The model with noise on its vectors, many of which start at zero or one and would hide a mistake."""
+    """Return the model with noise on its vectors, many of which start at zero or one and would hide a mistake."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim < 2:
@@ -131,7 +134,7 @@ def shaken(model: Any) -> Any:
 
 
 def inputs(model: Any, name: str, changes: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Two random images, and two random texts, one of full length and one padded behind its last token."""
+    """Return two random images, and two random texts, one of full length and one padded behind its last token."""
     config = open_clip.get_model_config(name)
     assert config is not None
     cfg = changes.get("text_cfg", config["text_cfg"])

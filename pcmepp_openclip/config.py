@@ -169,13 +169,13 @@ class PCMEppCfg:
         return {"image_head": self.image_head, "text_head": self.text_head}
 
     def as_json(self) -> dict[str, Any]:
-        """The block that `parse` reads, with the weight of every term."""
+        """Return the block that `parse` reads, with the weight of every term."""
         weights = {name + WEIGHT: weight for name, weight in loss_weights(self.weights).items()}
         return {name: value for name, value in vars(self).items() if name != "weights"} | weights
 
     @classmethod
     def parse(cls, block: Any) -> "PCMEppCfg":
-        """The checked form of a config's `pcmepp_cfg` block; a mistake is a ValueError that names the key."""
+        """Return the checked form of a config's `pcmepp_cfg` block; a mistake is a ValueError that names the key."""
         if not isinstance(block, dict):
             raise ValueError(f"pcmepp_cfg must be a JSON object, not {type(block).__name__}.")
         settings = [f.name for f in dataclasses.fields(cls) if f.name != "weights"]

@@ -75,14 +75,18 @@ def full_precision_backward(backward: Backward) -> Backward:
 
 
 def _hash(x_ND: Tensor) -> Tensor:
-    """The bits of each row as 32-bit integers, times fixed random numbers, added up modulo 2^64: exact in any order."""
+    """Return the bits of each row as 32-bit integers, times fixed random numbers, added up modulo 2^64: exact in any
+    order.
+    """
     weight_D = mixed_bits(mixed_bits(torch.arange(1, x_ND.shape[1] + 1, device=x_ND.device)))
     bits_ND = (x_ND + 0.0).view(torch.int32)  # -0.0 becomes 0.0
     return (bits_ND * weight_D).sum(dim=1)
 
 
 def mixed_bits(x: Tensor) -> Tensor:
-    """The finaliser of the SplitMix64 generator, in which every bit of the output depends on every bit of the input."""
+    """Return the finaliser of the SplitMix64 generator, in which every bit of the output depends on every bit of the
+    input.
+    """
     x = (x ^ (x >> 30)) * -0x40A7B892E31B1A47
     x = (x ^ (x >> 27)) * -0x6B2FB644ECCEEE15
     return x ^ (x >> 31)

@@ -6,7 +6,7 @@ import random
 import pytest
 from shard_maker import arguments, flat, load, specify, write_shards, write_tar
 
-from pcmepp_openclip.data.batches import Lane
+from pcmepp_openclip.data.batches import BatchStream
 from pcmepp_openclip.data.build import make_loader_spec
 from pcmepp_openclip.data.mixing import Mixer, natural_mix, parse_mix
 
@@ -38,7 +38,7 @@ def test_shares_hold_over_100_000_samples_with_shards_of_very_different_sizes(tm
     assert job.lanes == 24 and job.batches == 1000
     counts = [0, 0, 0]
     for lane_number in range(job.lanes):
-        lane = Lane(job, lane_number, epoch=0, first_batch=0)
+        lane = BatchStream(job, lane_number, epoch=0, first_batch=0)
         for number in range(lane_number, job.batches, job.lanes):
             assert number % job.lanes == lane_number
             for sample in lane._feed.take_batch(job.batch_size):

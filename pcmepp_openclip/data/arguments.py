@@ -65,11 +65,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--train-data-decoding",
         choices=DECODING,
         default=FAST,
-        help="of random resized crops: 'fast' (default) resizes them by torch, and pixels differ from open_clip's by "
-        "rounding; 'reduced' also decodes large JPEGs at 1/2, 1/4 or 1/8 of their size; 'exact' gives open_clip's "
-        "pixels",
+        help="how to make random resized crops: 'fast' (default) resizes by torch, so that pixels differ from "
+        "open_clip's by rounding; 'reduced' also decodes large JPEGs at 1/2, 1/4 or 1/8 of their size; 'exact' gives "
+        "open_clip's pixels",
     )
-    group.add_argument(  # the name it had when there were two ways
+    group.add_argument(  # the older name, from when there were two ways
         "--train-data-reduced-decoding",
         action="store_const",
         const=REDUCED,
@@ -100,7 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--captions",
         choices=MODES,
         default=FIRST,
-        help="of samples with several captions, a list under 'captions' in their .json: use the .txt or the first one "
+        help="if a sample has several captions, a list under 'captions' in its .json: use the .txt or the first one "
         "(default), draw one per epoch, or use all of them in every epoch",
     )
     group.add_argument(
@@ -174,27 +174,29 @@ class DataFlags:
 
     @classmethod
     def from_args(cls, args: argparse.Namespace, unredacted: Mapping[str, str] | None = None) -> "DataFlags":
-        """Arguments:
-        unredacted: the original values of redacted arguments, see `redact_args`.
+        """Take the flags from all arguments.
+
+        Arguments:
+            unredacted: the original values of redacted arguments, see `redact_args`.
         """
         values = {**vars(args), **(unredacted or {})}
         return cls(**{field.name: values[field.name] for field in fields(cls)})
 
     @property
     def reads_shards(self) -> bool:
-        """Whether the training data are webdataset shards. Anything else is read by open_clip."""
+        """Return whether the training data are webdataset shards. Anything else is read by open_clip."""
         if not self.train_data or self.dataset_type not in ("webdataset", "auto"):
             return False
         return self.dataset_type == "webdataset" or not re.search(r"\.[ct]sv$", self.train_data)
 
     @property
     def captions_per_epoch(self) -> int:
-        """How often an image occurs in an exact pass, each time with another caption."""
+        """Return how often an image occurs in an exact pass, each time with another caption."""
         return (self.captions_per_image or CAPTIONS_PER_IMAGE) if self.captions == ALL else 1
 
     @property
     def rows(self) -> int:
-        """Samples of a batch that are made from one image."""
+        """Return the number of samples in a batch that are made from one image."""
         return self.captions_per_epoch if self.multi_positives else 1
 
 

@@ -1,4 +1,4 @@
-"""Samples to batches: what runs in a worker."""
+"""Samples to batches: the code that runs in a worker."""
 
 import contextlib
 import random
@@ -19,7 +19,7 @@ from .feeds import ExactFeed, Feed, Guard, NothingUsable, Reader, ResampledFeed,
 from .pixels import Normalization, to_pixels
 from .plan import (
     ExactPass,
-    Line,
+    SampleSequence,
     Shard,
     buffer_size,
     endless_draws,
@@ -33,7 +33,7 @@ from .shards import Sample
 from .sources import label, shown
 from .tally import Tally
 
-TEXT_MULTIPLE = 8  # texts are cut to a multiple of it, for few different shapes
+TEXT_MULTIPLE = 8  # texts are cut to a multiple of it, so that there are few different shapes
 CHARACTERS_PER_TOKEN = 16  # captions are cut before they are tokenized, which takes quadratic time in long words
 
 
@@ -42,19 +42,19 @@ class LoaderSpec:
     """Everything that the batches of a rank depend on, except for the epoch.
 
     Arguments:
-        shards: of all sources, in order.
-        names: of the sources.
+        shards: the shards of all sources, in order.
+        names: the names of the sources.
         shares: the wanted mix of a resampled epoch, by source; None for an exact pass.
         samples: images per epoch, in all of its passes and over all ranks, before the last batch is filled.
-        batches: per epoch, of the rank.
-        batch_size: images of a batch; each gives `captions.rows` samples.
-        shuffle: samples in the shuffle buffers of the rank.
-        max_empty_shards: consecutive shards without a usable sample that stop the run.
+        batches: the rank's batches per epoch.
+        batch_size: the images of a batch; each gives `captions.rows` samples.
+        shuffle: the samples in the shuffle buffers of the rank.
+        max_empty_shards: so many consecutive shards without a usable sample stop the run.
         at_least, upright: see `decode_image`.
-        transform: image to tensor [3, H, W], or image to image if there is a normalization.
-        crop: what takes the place of decoding and the transform, where it can; see `crops`.
-        normalization: of the pixels, in the training process; None if the transform does all there is to do.
-        tokenizer: texts to token ids [N, L].
+        transform: a function from an image to a tensor [3, H, W], or to an image if there is a normalization.
+        crop: replaces decoding and the transform if it can, see `crops`; None if it cannot.
+        normalization: the normalization of pixels in the training process; None if the transform includes it.
+        tokenizer: a function from texts to token ids [N, L].
         pad: the token id that texts are padded with, to remove padding; None keeps it.
         captions: which captions of a sample are used.
     """
@@ -85,7 +85,9 @@ class LoaderSpec:
 
     @property
     def kind(self) -> str:
-        """The kind of its epochs: random draws, an exact pass, or a walk over whole shards that were not counted."""
+        """Return the kind of the epochs: "draws" at random, an exact "pass", or a "walk" over whole, uncounted
+        shards.
+        """
         return "draws" if self.shares is not None else "pass" if self.counted else "walk"
 
     @property
@@ -103,17 +105,17 @@ class RemainingEpoch(NamedTuple):
 
     epoch: int
     first: int
-    line: Line
+    line: SampleSequence
     seed: int
 
 
 class Batch(NamedTuple):
-    """What a worker delivers.
+    """A batch as a worker delivers it.
 
     Arguments:
         images, texts: uint8 [n, H, W, 3], or [n, 3, H, W] without a normalization; and token ids [n, L].
-        tally: what became of the samples since the last batch.
-        sample_id: int64 [n], equal for samples of the same image; None where each has its own.
+        tally: the counts of used and unusable samples since the last batch.
+        sample_id: int64 [n], equal for samples of the same image; None if each has its own.
     """
 
     images: Tensor
@@ -123,25 +125,27 @@ class Batch(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """Why a run must stop, in one sentence. An exception would arrive as the traceback of a worker."""
+    """The reason why a run must stop, in one sentence. An exception would arrive as the traceback of a worker."""
 
     message: str
 
 
-class Lane:
-    """The batches of one lane in one epoch, from `first_batch` of the rank on.
+class BatchStream:
+    """The batches of one lane in one epoch, from the rank's batch `first_batch` on.
 
     Arguments:
-        rest: the remaining part of the epoch, if it began with other settings.
+        remaining: the remaining part of the epoch, if it began with other settings.
     """
 
-    def __init__(self, spec: LoaderSpec, lane: int, epoch: int, first_batch: int, rest: "RemainingEpoch | None" = None):
-        self._spec, self._lane, self._epoch, self._rest = spec, lane, epoch, rest
+    def __init__(
+        self, spec: LoaderSpec, lane: int, epoch: int, first_batch: int, remaining: "RemainingEpoch | None" = None
+    ):
+        self._spec, self._lane, self._epoch, self._remaining = spec, lane, epoch, remaining
         self.tally = Tally()
         self._guard = Guard(spec.max_empty_shards)
         self._undecodable: set[tuple[bool, int, str, str]] = set()
-        self._captions = replace(spec.captions, seed=rest.seed) if rest else spec.captions
-        skip = lane_batches(first_batch - (rest.first if rest else 0), spec.lanes, lane) * spec.batch_size
+        self._captions = replace(spec.captions, seed=remaining.seed) if remaining else spec.captions
+        skip = lane_batches(first_batch - (remaining.first if remaining else 0), spec.lanes, lane) * spec.batch_size
         self._feed = self._open(skip, first_batch)
 
     def _open(self, skip: int, first_batch: int) -> Feed:
@@ -156,8 +160,10 @@ class Lane:
             return ResampledFeed(visits, list(shares.values()), sizes, self._reader, rng)
         rng = random.Random(order_seed(spec.seed, self._epoch, spec.rank, self._lane))
         if spec.counted:
-            line: Line = self._rest.line if self._rest else ExactPass(spec.shards, spec.seed, self._epoch)
-            batches = spec.batches - (self._rest.first if self._rest else 0)
+            line: SampleSequence = (
+                self._remaining.line if self._remaining else ExactPass(spec.shards, spec.seed, self._epoch)
+            )
+            batches = spec.batches - (self._remaining.first if self._remaining else 0)
             begin, fresh_end = fresh_slice(
                 len(line), batches, spec.lanes, self._lane, rank=spec.rank, batch_size=spec.batch_size
             )
@@ -174,7 +180,7 @@ class Lane:
         return Reader(self.tally, self._guard, self._spec.retries, reread, self._spec.captions.every)
 
     def next(self, index: int) -> Batch:
-        """The batch of that index in the rank's epoch."""
+        """Return the batch of that index in the rank's epoch."""
         spec, images, captions, ids = self._spec, [], [], []
         several = spec.captions.rows > 1
         samples = self._feed.take_batch(spec.batch_size)
@@ -194,7 +200,7 @@ class Lane:
         return Batch(images, texts, self.tally.take(), image_ids)
 
     def _usable(self, taken: Sample | None) -> tuple[Sample, Tensor]:
-        """A sample with its transformed image, or another that stands in for it."""
+        """Return a sample with its transformed image, or another sample that stands in for it."""
         sample, attempt = taken, 0
         while True:
             image = None if sample is None else self._decode(sample)
@@ -208,7 +214,7 @@ class Lane:
     def _decode(self, sample: Sample) -> Tensor | None:
         spec, image, cause = self._spec, None, ""
         identity = (sample.reread, sample.visit, sample.shard, sample.key)
-        if identity in self._undecodable:  # it stood in for another before
+        if identity in self._undecodable:  # it was tried before, as a stand-in
             return None
         try:
             image = to_pixels(sample.image, spec)
@@ -225,12 +231,12 @@ class Lane:
 
 
 def _total(shards: list[Shard]) -> int:
-    """The samples of all shards; without counts, more than any buffer holds."""
+    """Return the samples of all shards or, without counts, more than any buffer holds."""
     return sum(shard.size.samples if shard.size else sys.maxsize for shard in shards)
 
 
 def cut_texts(texts: Tensor, pad: int) -> Tensor:
-    """Token ids [N, L] without the last columns that are padding in every row. L becomes a multiple of 8.
+    """Return token ids [N, L] without the last columns that are padding in every row. L becomes a multiple of 8.
 
     With a causal mask, the features of a text do not depend on the tokens after it.
     """
@@ -258,9 +264,9 @@ def _seeded(seed: int) -> Iterator[None]:
         torch.set_rng_state(tensors)
 
 
-def lane_of(index: int, spec: LoaderSpec, rest: RemainingEpoch | None) -> int:
-    """The lane that a batch of a rank's epoch comes from, by the batch's index."""
-    return (index - (rest.first if rest else 0)) % spec.lanes
+def lane_of(index: int, spec: LoaderSpec, remaining: RemainingEpoch | None) -> int:
+    """Return the lane that a batch of a rank's epoch comes from, by the batch's index."""
+    return (index - (remaining.first if remaining else 0)) % spec.lanes
 
 
 class WorkerBatches(IterableDataset):
@@ -272,22 +278,26 @@ class WorkerBatches(IterableDataset):
         worker: int,
         workers: int,
         position: Callable[[], tuple[int, int]],
-        rest: RemainingEpoch | None = None,
+        remaining: RemainingEpoch | None = None,
     ):
-        """`position` returns the epoch and its first batch, as set by the training process."""
+        """Set the place of the worker.
+
+        Arguments:
+            position: a function that returns the epoch and its first batch, as set by the training process.
+        """
         self._spec, self._worker, self._workers, self._position = spec, worker, workers, position
-        self._rest = rest
+        self._remaining = remaining
 
     def __iter__(self) -> Iterator[Batch | Failure]:
         epoch, first_batch = self._position()
-        rest = self._rest if self._rest and self._rest.epoch == epoch else None
-        lanes: dict[int, Lane] = {}
+        remaining = self._remaining if self._remaining and self._remaining.epoch == epoch else None
+        lanes: dict[int, BatchStream] = {}
         try:
             for index in range(first_batch, self._spec.batches):
-                lane = lane_of(index, self._spec, rest)
+                lane = lane_of(index, self._spec, remaining)
                 if lane % self._workers == self._worker:
                     if lane not in lanes:
-                        lanes[lane] = Lane(self._spec, lane, epoch, first_batch, rest)
+                        lanes[lane] = BatchStream(self._spec, lane, epoch, first_batch, remaining)
                     yield lanes[lane].next(index)
         except NothingUsable as error:
             tally = Tally()
@@ -300,12 +310,12 @@ class WorkerBatches(IterableDataset):
 
 
 def nothing_usable(names: tuple[str, ...], error: NothingUsable, tally: Tally) -> str:
-    """Why a run must stop whose source has no usable sample in many shards, in one sentence."""
+    """Return the sentence that stops a run whose source has no usable sample in many shards."""
     name = names[error.source]
-    found = ", ".join(
+    causes = ", ".join(
         f"{cause} (first: {where})" for (source, cause), where in tally.first.items() if source == error.source
     )
     return (
         f"--train-data: source '{name}' has no usable sample in {error.shards} consecutive shards: "
-        f"{found or 'no samples'}; run `pcmepp data check` on it, or raise --train-data-max-empty-shards."
+        f"{causes or 'no samples'}; run `pcmepp data check` on it, or raise --train-data-max-empty-shards."
     )

@@ -1,4 +1,4 @@
-"""A `DataSpec` to the DataInfo that open_clip's training loop takes."""
+"""Turn a `DataSpec` into the DataInfo that open_clip's training loop takes."""
 
 import argparse
 import copy
@@ -33,35 +33,35 @@ def get_data(
     make_train: Callable[..., Any] | None = None,
     make_validation: Callable[..., Any] | None = None,
 ) -> dict[str, Any]:
-    """open_clip's `get_data`, with webdataset shards for training read by this package.
+    """Return what open_clip's `get_data` returns, with webdataset shards for training read by this package.
 
     Arguments:
         stock: `open_clip_train.data.get_data`, for everything else.
         spec: the training data, and the original text of arguments that are redacted in `args`.
-        make_train: called with (preprocess_fns, epoch, tokenizer) for the training data, if these are shards that are
-            not to be read in every epoch.
-        make_validation: called with (preprocess_fns, tokenizer) for the validation data, if not open_clip reads them.
+        make_train: a function of (preprocess_fns, epoch, tokenizer) that makes the training data, if these are shards
+            that are not to be read in every epoch.
+        make_validation: a function of (preprocess_fns, tokenizer) that makes the validation data; None if open_clip
     """
-    rest = copy.copy(args)
-    rest.train_data, rest.val_data = spec.flags.train_data, spec.flags.val_data
-    if any(text and redact(text) != text for text in (rest.train_data, rest.val_data)):
+    stock_args = copy.copy(args)
+    stock_args.train_data, stock_args.val_data = spec.flags.train_data, spec.flags.val_data
+    if any(text and redact(text) != text for text in (stock_args.train_data, stock_args.val_data)):
         redact_logs()  # open_clip quotes the URL of a shard that fails
     ours = {}
     if spec.sources:
-        rest.train_data = None
+        stock_args.train_data = None
         if make_train is not None:
             ours["train"] = make_train(preprocess_fns, epoch, tokenizer)
         else:
             where = {"rank": args.rank, "ranks": args.world_size, "device": _device(args)}
             ours["train"] = train_data(spec, preprocess_fns[0], epoch, tokenizer, **where)
     if make_validation is not None:
-        rest.val_data = None
+        stock_args.val_data = None
         ours["val"] = make_validation(preprocess_fns, tokenizer)
-    return {**ours, **stock(rest, preprocess_fns, epoch=epoch, tokenizer=tokenizer)}
+    return {**ours, **stock(stock_args, preprocess_fns, epoch=epoch, tokenizer=tokenizer)}
 
 
 def _device(args: argparse.Namespace) -> torch.device:
-    """The device that trains; --device is what was asked for, until open_clip has looked for it."""
+    """Return the device that trains. --device is a wish until open_clip has looked for the device."""
     device = torch.device(getattr(args, "device", "cpu"))
     return device if device.type != "cuda" or torch.cuda.is_available() else torch.device("cpu")
 
@@ -135,8 +135,8 @@ def make_loader_spec(spec: DataSpec, transform: Any, tokenizer: Any, *, rank: in
 def _caption_choice(spec: DataSpec, progress: bool) -> CaptionChoice:
     flags, exchanged = spec.flags, {}
     if flags.noise_ratio:
-        about = flags.captions != FIRST, flags.noise_ratio, flags.noise_seed or 0, flags.noise_per_caption
-        exchanged = exchanged_captions(spec.sources, spec.sizes, *about, progress=progress)
+        how = flags.captions != FIRST, flags.noise_ratio, flags.noise_seed or 0, flags.noise_per_caption
+        exchanged = exchanged_captions(spec.sources, spec.sizes, *how, progress=progress)
     return CaptionChoice(flags.captions, flags.seed, flags.rows, exchanged)
 
 
@@ -156,7 +156,7 @@ def _announce(spec: DataSpec, loader: LoaderSpec) -> None:
         logging.info("Data: one caption of each image is drawn per epoch")
     if loader.crop is not None and simplejpeg is None:
         logging.info("Data: JPEGs are decoded by Pillow; pip install 'pcmepp-openclip[jpeg]' would make that faster")
-    rows = flags.rows  # per image, where a batch holds several captions of it
+    rows = flags.rows  # samples per image, if a batch holds several captions of it
     delivered = loader.batches * loader.batch_size * rows * loader.world_size
     if spec.shares is not None:
         logging.info("Data: resampled epochs of %d samples each", delivered)

@@ -1,4 +1,4 @@
-"""All captions of counted local shards, read once without the images; and those that noise exchanges."""
+"""All captions of counted local shards, read once without the images, and the captions that noise exchanges."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -9,16 +9,16 @@ from .shards import IMAGE_SUFFIXES, ShardError, read_groups, usable_captions
 from .sizes import ShardSize, count_command
 from .sources import Source, kind, label, shard_key
 
-MAX_SAMPLES = 1_000_000  # whose headers are read in about a minute
+MAX_SAMPLES = 1_000_000  # the headers of so many samples are read in about a minute
 
 
 class CaptionedSample(NamedTuple):
-    """The captions of a sample, and where its image lies.
+    """The captions of a sample, and the place of its image.
 
     Arguments:
-        number: among the counted samples of all sources, in the order of `--train-data`.
+        number: its number among the counted samples of all sources, in the order of `--train-data`.
         source: the index of its source.
-        image: offset and length of the image's bytes in the shard; None in a compressed one.
+        image: offset and length of the image's bytes in the shard; None in a compressed shard.
     """
 
     number: int
@@ -30,10 +30,10 @@ class CaptionedSample(NamedTuple):
 
 
 def check_readable(sources: Sequence[Source], sizes: Sequence[list[ShardSize] | None], flag: str) -> int:
-    """The number of counted samples. ValueError if their captions cannot all be read beforehand, as `flag` needs.
+    """Return the number of counted samples; ValueError if their captions cannot be read beforehand, as `flag` needs.
 
     Arguments:
-        sizes: of the shards of each source, None for a source that was not counted.
+        sizes: the sizes of the shards of each source, None for a source that was not counted.
     """
     total = 0
     for source, counted in zip(sources, sizes, strict=True):
@@ -51,13 +51,13 @@ def check_readable(sources: Sequence[Source], sizes: Sequence[list[ShardSize] | 
 
 
 def check_local(source: Source, flag: str) -> None:
-    """ValueError if the shards of a source are not on a local disk, as `flag` needs."""
+    """Raise ValueError if the shards of a source are not on a local disk, as `flag` needs."""
     if not all(kind(shard) == "local" for shard in source.shards):
         raise ValueError(f"{flag} reads all captions beforehand: copy source '{source.name}' to a local disk.")
 
 
 def check_names(source: Source, flag: str) -> None:
-    """ValueError if two shards of a source have the same name, since `flag` tells samples apart by it."""
+    """Raise ValueError if two shards of a source have the same name, since `flag` tells samples apart by it."""
     names = [shard_key(shard) for shard in source.shards]
     if len(set(names)) != len(names):
         raise ValueError(
@@ -69,7 +69,7 @@ def check_names(source: Source, flag: str) -> None:
 def read_table(
     sources: Sequence[Source], sizes: Sequence[list[ShardSize] | None], every: bool, progress: bool = False
 ) -> Iterator[CaptionedSample]:
-    """All counted samples that have captions, in order; see `check_readable`.
+    """Yield all counted samples that have captions, in order; see `check_readable`.
 
     Arguments:
         every: read all captions of a sample, see `captions.read_captions`.
@@ -95,11 +95,11 @@ def read_table(
                 try:
                     captions = usable_captions(group, every)
                 except Unusable:
-                    continue  # training finds it again, and counts it
+                    continue  # training meets it again, and counts it
                 image = next((group.places[suffix] for suffix in IMAGE_SUFFIXES if suffix in group.places), None)
                 yield CaptionedSample(first + group.position, source_id, shard, group.key, captions, image)
         except ShardError as error:
-            if left:  # otherwise it is one that was broken when it was counted
+            if left:  # otherwise the shard was broken already when it was counted
                 raise ValueError(f"The captions of {label(shard)} cannot be read ({error}).") from None
         first += size.samples
 
@@ -113,7 +113,7 @@ def exchanged_captions(
     per_caption: bool = False,
     progress: bool = False,
 ) -> dict[int, tuple[str, ...]]:
-    """The captions of the samples that have wrong ones, by `sample_id`.
+    """Return the captions of the samples that have wrong ones, by `sample_id`.
 
     Arguments:
         per_caption: exchange single captions; otherwise all captions of an image move together.
@@ -131,13 +131,16 @@ def exchanged_captions(
 
 
 def _exchanged_singly(samples: Sequence[CaptionedSample], ratio: float, seed: int) -> dict[int, tuple[str, ...]]:
-    """The same by the rule of `exchange` over all captions of all samples, in order."""
+    """Return the captions of the samples that have wrong ones, where single captions are exchanged.
+
+    The rule is that of `exchange`, over all captions of all samples in order.
+    """
     texts = [text for sample in samples for text in sample.captions]
     givers = exchange(len(texts), ratio, seed)
-    found, first = {}, 0
+    changed, first = {}, 0
     for sample in samples:
         places = range(first, first := first + len(sample.captions))
         if any(place in givers for place in places):
             captions = tuple(texts[givers.get(place, place)] for place in places)
-            found[sample_id(sample.source, sample.shard, sample.key)] = captions
-    return found
+            changed[sample_id(sample.source, sample.shard, sample.key)] = captions
+    return changed

@@ -1,4 +1,4 @@
-"""The captions of a sample, and which of them a batch gets.
+"""The captions of a sample, and the choice of those that a batch gets.
 
 A sample has a .txt, which is one caption, or a .json with "captions", a list of texts, or both; then those of the .json
 are all of its captions, and the .txt is the one that is used where one is enough.
@@ -29,16 +29,16 @@ class Unusable(Exception):
 
 
 def read_captions(members: Mapping[str, bytes | None], every: bool = False) -> tuple[str, ...]:
-    """The captions of a sample, at least one. Raises Unusable with the cause.
+    """Return the captions of a sample, at least one. Raises Unusable with the cause.
 
     Arguments:
-        members: contents by suffix; None for one that is too large to be read.
-        every: return all captions. Otherwise the .txt alone, or the first of the .json where there is no .txt.
+        members: the contents by suffix, None for a member that is too large to be read.
+        every: whether to return all captions, and not the .txt alone, or the first of the .json without a .txt.
     """
     if JSON_SUFFIX in members and (every or TEXT_SUFFIX not in members):
-        found = _of_json(members[JSON_SUFFIX])
-        if found:
-            return found if every else found[:1]
+        captions = _of_json(members[JSON_SUFFIX])
+        if captions:
+            return captions if every else captions[:1]
     if TEXT_SUFFIX not in members:
         raise Unusable(defects.NO_CAPTION)
     data = members[TEXT_SUFFIX]
@@ -54,24 +54,24 @@ def read_captions(members: Mapping[str, bytes | None], every: bool = False) -> t
 
 
 def _of_json(data: bytes | None) -> tuple[str, ...]:
-    """The texts under "captions" without blank ones; none where there is no such entry."""
+    """Return the texts under "captions" without blank ones, or none if there is no such entry."""
     if data is None:
         raise Unusable(defects.HUGE_FILE)
     try:
         facts: Any = json.loads(data)
     except (ValueError, RecursionError):
         raise Unusable(defects.BAD_CAPTIONS) from None
-    given = facts.get("captions") if isinstance(facts, dict) else None
-    if given is None:
+    entry = facts.get("captions") if isinstance(facts, dict) else None
+    if entry is None:
         return ()
-    if not isinstance(given, list) or not all(isinstance(caption, str) for caption in given):
+    if not isinstance(entry, list) or not all(isinstance(caption, str) for caption in entry):
         raise Unusable(defects.BAD_CAPTIONS)
-    captions = (caption.strip() for caption in given)
+    captions = (caption.strip() for caption in entry)
     return tuple(caption for caption in captions if caption.strip("\0"))
 
 
 def sample_id(source: int, shard: str, key: str) -> int:
-    """A number of 63 bits that stands for a sample, whatever folder its shard is in."""
+    """Return a number of 63 bits that identifies a sample, whatever folder its shard is in."""
     return seed_for("sample", source, shard_key(shard), key) >> 1
 
 
@@ -87,8 +87,8 @@ class CaptionChoice:
     "draw" has one pass and one row; "all" has either k passes with one row, or one pass with k rows.
 
     Arguments:
-        mode: one of `MODES`. "first" is the only caption of a sample that is read with `every=False`.
-        rows: samples of a batch that are made from one image.
+        mode: one of `MODES`. "first" takes the only caption of a sample that is read with `every=False`.
+        rows: the number of samples in a batch that are made from one image.
         exchanged: captions that take the place of a sample's own, by `sample_id`.
     """
 
@@ -99,11 +99,11 @@ class CaptionChoice:
 
     @property
     def every(self) -> bool:
-        """Whether all captions of a sample have to be read."""
+        """Return whether all captions of a sample have to be read."""
         return self.mode != FIRST
 
     def of(self, sample: "Sample", epoch: int) -> list[str]:
-        """The captions of a sample, `rows` of them."""
+        """Return the captions of a sample that an epoch uses, `rows` of them."""
         captions = sample.captions
         if self.exchanged:
             captions = self.exchanged.get(sample_id(sample.source, sample.shard, sample.key), captions)

@@ -1,4 +1,4 @@
-"""What can be known about the training data in seconds, before a model is built. One sentence per mistake."""
+"""Checks of the training data that take seconds, before a model is built. Each mistake is one sentence."""
 
 import itertools
 import os.path
@@ -10,12 +10,12 @@ from .count import ShardCount, count_shard
 from .shards import IMAGE_SUFFIXES, ShardError, read_groups, usable_captions
 from .sources import Source, kind, label, local_path, shown
 
-FIRST_SAMPLES = 20  # that are decoded per shard
-FIRST_SHARDS = 3  # that are tried until one can be read
+FIRST_SAMPLES = 20  # so many samples are decoded per shard
+FIRST_SHARDS = 3  # so many shards are tried until one can be read
 
 
 def check_shards(shards: int, workers: int, ranks: int) -> None:
-    """ValueError if there are too few shards for an exact pass."""
+    """Raise ValueError if there are too few shards for an exact pass."""
     if shards < max(1, workers) * ranks:
         raise ValueError(
             f"--workers {workers} on {ranks} rank{'s' * (ranks > 1)} would need at least {max(1, workers) * ranks} "
@@ -26,7 +26,7 @@ def check_shards(shards: int, workers: int, ranks: int) -> None:
 
 
 def check_caption_flags(flags: DataFlags) -> None:
-    """ValueError if the flags about captions, noise and crops cannot be used together, or with these data."""
+    """Raise ValueError if the flags about captions, noise and crops cannot be used together, or with these data."""
     wanted = {
         f"--captions {flags.captions}": flags.captions != FIRST,
         "--multi-positives": flags.multi_positives,
@@ -34,7 +34,7 @@ def check_caption_flags(flags: DataFlags) -> None:
         "--crop-sides": flags.crop_sides is not None,
         "--flip": flags.flip,
     }
-    for flag in (flag for flag, given in wanted.items() if given and not flags.reads_shards):
+    for flag in (flag for flag, is_used in wanted.items() if is_used and not flags.reads_shards):
         raise ValueError(f"{flag} needs shards: give them by --train-data and --dataset-type webdataset.")
     if flags.crop_sides is not None and not 0 < flags.crop_sides[0] <= flags.crop_sides[1]:
         raise ValueError("--crop-sides takes the least share first, above 0: for example 0.6 1.")
@@ -53,16 +53,16 @@ def check_caption_flags(flags: DataFlags) -> None:
             f"--batch-size {flags.batch_size} must be a multiple of the {flags.rows} captions per image with "
             "--multi-positives: change it, or --captions-per-image."
         )
-    for flag, given in {
+    for flag, is_used in {
         "--noise-seed": flags.noise_seed is not None,
         "--noise-per-caption": flags.noise_per_caption,
     }.items():
-        if given and not flags.noise_ratio:
+        if is_used and not flags.noise_ratio:
             raise ValueError(f"{flag} has no effect without --noise-ratio: add that, or drop it.")
 
 
 def check_several_captions(sources: list[Source], captions: str, retries: int = 2) -> None:
-    """ValueError if no sample at the beginning of the sources has more than one caption."""
+    """Raise ValueError if no sample at the beginning of the sources has more than one caption."""
     for source in sources:
         groups = read_groups(source.shards[0], lambda *_: None, retries=retries, images=False)
         try:
@@ -83,7 +83,7 @@ def check_several_captions(sources: list[Source], captions: str, retries: int = 
 
 
 def check_source(source: Source, max_pixels: int, retries: int = 2) -> None:
-    """ValueError if no shard exists, or if the first ones hold no pairs of image and caption."""
+    """Raise ValueError if no shard exists, or if the first ones hold no pairs of image and caption."""
     shards = list(source.shards)
     if all(kind(shard) == "local" for shard in shards):
         shards = [shard for shard in shards if os.path.exists(local_path(shard))]
@@ -97,10 +97,10 @@ def check_source(source: Source, max_pixels: int, retries: int = 2) -> None:
         looked.append(count_shard(shard, max_pixels, retries, limit=FIRST_SAMPLES))
         if looked[-1].usable:
             return
-    raise ValueError(f"--train-data: {_what_is_wrong(source, looked)}")
+    raise ValueError(f"--train-data: {_problem_of(source, looked)}")
 
 
-def _what_is_wrong(source: Source, looked: list[ShardCount]) -> str:
+def _problem_of(source: Source, looked: list[ShardCount]) -> str:
     read = [count for count in looked if count.samples]
     if not read:
         first = looked[0]
@@ -110,9 +110,9 @@ def _what_is_wrong(source: Source, looked: list[ShardCount]) -> str:
     cause, indices = max(first.unusable.items(), key=lambda item: len(item[1]))
     where = f"the first {first.samples} samples of {label(first.shard)}"
     if cause in (defects.NO_IMAGE, defects.NO_CAPTION):
-        found = ", ".join(f".{shown(suffix)}" for suffix in sorted(first.suffixes)[:20])
+        suffixes = ", ".join(f".{shown(suffix)}" for suffix in sorted(first.suffixes)[:20])
         return (
-            f"source '{source.name}' needs .txt and one of .{', .'.join(IMAGE_SUFFIXES)}, but {where} hold {found} "
+            f"source '{source.name}' needs .txt and one of .{', .'.join(IMAGE_SUFFIXES)}, but {where} hold {suffixes} "
             f"({cause}): write the shards again with these suffixes, or choose others."
         )
     return f"source '{source.name}' has nothing usable in {where}: {len(indices)} have '{cause}'; inspect that shard."

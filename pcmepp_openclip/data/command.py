@@ -100,8 +100,8 @@ def run_check(args: argparse.Namespace) -> int:
             counts = count_source(source, os.cpu_count() or 1, args.max_pixels, args.retries)
             print("\n".join(summary_lines(source, counts)))
             bad += sum(count.cause is not None for count in counts)
-            for size, found in zip(sizes or (), counts, strict=False):
-                if size.samples != found.usable:
+            for size, count in zip(sizes or (), counts, strict=False):
+                if size.samples != count.usable:
                     bad += 1
-                    print(f"  {label(found.shard)}: sizes.json says {size.samples}, but {found.usable} are usable")
+                    print(f"  {label(count.shard)}: sizes.json says {size.samples}, but {count.usable} are usable")
     return 1 if bad else 0

@@ -45,7 +45,7 @@ class CommandOutput:
     def close(self) -> None:
         self._stdout.close()
         if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):  # the shell and everything that it started
+            with contextlib.suppress(ProcessLookupError):  # this ends the shell and everything that it started
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 

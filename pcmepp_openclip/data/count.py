@@ -27,8 +27,8 @@ from .sources import Source, label, shard_key, shown
 if TYPE_CHECKING:
     import pandas
 
-PROBE_BYTES = 1024  # per shard: at most about what its entries in sizes.json and the report take
-SMALLEST_DECODING = 1  # the codec's smallest scale: damage shows at any
+PROBE_BYTES = 1024  # about the most that the entries of a shard in sizes.json and the report take
+SMALLEST_DECODING = 1  # asks for the codec's smallest scale, since damage shows at any scale
 
 
 @dataclass
@@ -37,11 +37,11 @@ class ShardCount:
 
     Arguments:
         unusable: indices of groups by cause.
-        problem, cause: why it could not be read to its end, if so. What follows is then unknown.
-        sides: shorter sides of the usable images.
-        words: per usable caption.
-        suffixes: of all members.
-        offsets: where groups begin, in a tar that can be entered there.
+        problem, cause: why it could not be read to its end, if so. The rest of the shard is then unknown.
+        sides: the shorter sides of the usable images.
+        words: the number of words of each usable caption.
+        suffixes: the suffixes of all members, counted.
+        offsets: the offsets of groups, in a tar that can be entered there.
     """
 
     shard: str
@@ -97,7 +97,7 @@ def count_source(
 
     context = multiprocessing.get_context("fork")  # spares each worker the import of open_clip
     with concurrent.futures.ProcessPoolExecutor(
-        min(workers, len(source.shards)), mp_context=context, initializer=_deaf_to_ctrl_c
+        min(workers, len(source.shards)), mp_context=context, initializer=_ignore_ctrl_c
     ) as pool:
         try:
             futures = [pool.submit(count_shard, shard, max_pixels, retries) for shard in source.shards]
@@ -109,17 +109,17 @@ def count_source(
             raise ValueError(
                 f"A process that counted '{source.name}' was killed, perhaps for lack of memory: use fewer --workers."
             ) from None
-        except KeyboardInterrupt:  # else what they read now would be waited for
+        except KeyboardInterrupt:  # otherwise the pool would wait for the shards that are being read
             end_children()
             raise
 
 
-def _deaf_to_ctrl_c() -> None:
+def _ignore_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def report(counts: list[ShardCount]) -> dict[str, Any]:
-    """The report of a source, or of one of its folders, for JSON."""
+    """Return the report of a source, or of one of its folders, for JSON."""
     lost = Counter({cause: 0 for count in counts for cause in count.unusable})
     for count in counts:
         lost.update({cause: len(indices) for cause, indices in count.unusable.items()})
@@ -153,7 +153,7 @@ def _spread(values: list[int]) -> dict[str, float] | None:
 
 
 def shard_table(source: Source, counts: list[ShardCount]) -> "pandas.DataFrame":
-    """One row per shard: samples, usable ones, lost ones by cause, bytes, medians of its images and captions."""
+    """Return one row per shard: samples, usable ones, lost ones by cause, bytes, medians of its images and captions."""
     import pandas
 
     rows = [
@@ -178,7 +178,7 @@ def shard_table(source: Source, counts: list[ShardCount]) -> "pandas.DataFrame":
 
 
 def write_table(tables: "list[pandas.DataFrame]", path: Path) -> None:
-    """All tables as one file, of the kind that its name says; ValueError if it cannot be written."""
+    """Write all tables as one file, .csv or .html by its name; ValueError if it cannot be written."""
     import pandas
 
     table = pandas.concat(tables, ignore_index=True)
@@ -189,7 +189,7 @@ def write_table(tables: "list[pandas.DataFrame]", path: Path) -> None:
 
 
 def check_places(source: Source, output: Path | None) -> None:
-    """ValueError if the counts of a source could not be written. It is called before the work, not after it."""
+    """Raise ValueError if the counts of a source could not be written. It is called before the work, not after it."""
     for place, shards in _places(source, output).items():
         keys = [shard_key(shard) for shard in shards]
         if len(set(keys)) != len(keys):
@@ -207,12 +207,12 @@ def check_places(source: Source, output: Path | None) -> None:
         finally:
             with contextlib.suppress(OSError):
                 probe.unlink(missing_ok=True)
-        for path in (place, Path(report_path(str(place)))):  # what is there already is kept, so it must be readable
+        for path in (place, Path(report_path(str(place)))):  # existing entries are kept, so they must be readable
             merge_json(path, {})
 
 
 def _places(source: Source, output: Path | None) -> dict[Path, list[str]]:
-    """The sizes.json files of a source, and the shards of each."""
+    """Return the sizes.json files of a source, and the shards of each."""
     if output is None and not all(writable(shard) for shard in source.shards):
         raise ValueError(
             f"There is no folder to write to next to the shards of '{source.name}': add --output "
@@ -227,24 +227,24 @@ def _places(source: Source, output: Path | None) -> dict[Path, list[str]]:
 def write_counts(source: Source, counts: list[ShardCount], output: Path | None) -> list[Path]:
     """Write sizes.json and its report next to the shards of each folder, or to `output`.
 
-    Counts that cannot be written there after all are kept elsewhere; the ValueError says where.
+    Counts that cannot be written there after all are elsewhere elsewhere; the ValueError says where.
     """
     places = _places(source, output)
     of_shard = {count.shard: count for count in counts}
-    kept: list[Path] = []
+    elsewhere: list[Path] = []
     problem = ""
     for place, shards in places.items():
-        found = [of_shard[shard] for shard in shards]
+        of_place = [of_shard[shard] for shard in shards]
         try:
-            _write(place, found)
+            _write(place, of_place)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or getattr(error.__cause__, "strerror", None) or error
             problem = problem or f"{place} could not be written ({reason})"
-            kept.append(_keep(f"{source.name}{f'.{len(kept)}' if kept else ''}.{SIZES}", found))
-    if kept:
+            elsewhere.append(_keep(f"{source.name}{f'.{len(elsewhere)}' if elsewhere else ''}.{SIZES}", of_place))
+    if elsewhere:
         raise ValueError(
-            f"{problem}: the counts are kept in {', '.join(map(str, kept))}; copy them, or pass them to training with "
-            "--train-data-sizes."
+            f"{problem}: the counts are kept in {', '.join(map(str, elsewhere))}; copy them, or pass them to training "
+            "with --train-data-sizes."
         )
     return list(places)
 
@@ -271,20 +271,20 @@ def _keep(name: str, counts: list[ShardCount]) -> Path:
 
 
 def summary_lines(source: Source, counts: list[ShardCount]) -> list[str]:
-    """The report as text."""
-    found = report(counts)
-    out = [f"{source.name}: {found['usable']} usable pairs of {found['samples']} samples in {len(counts)} shards"]
-    out += [f"  unusable: {lost} {cause}" for cause, lost in found["unusable"].items()]
+    """Return the report as text."""
+    summary = report(counts)
+    out = [f"{source.name}: {summary['usable']} usable pairs of {summary['samples']} samples in {len(counts)} shards"]
+    out += [f"  unusable: {lost} {cause}" for cause, lost in summary["unusable"].items()]
     for count in [count for count in counts if count.cause is not None][:10]:
         out.append(f"  {count.cause}, {count.usable} pairs before that: {count.problem or label(count.shard)}")
-    out.append(f"  {found['bytes'] / 1e6:.1f} MB")
-    for what, key in (
+    out.append(f"  {summary['bytes'] / 1e6:.1f} MB")
+    for title, key in (
         ("shorter side of the images in pixels", "shorter_side_pixels"),
         ("words per caption", "caption_words"),
     ):
-        if found[key]:
-            out.append(f"  {what}: " + ", ".join(f"{name} {value:g}" for name, value in found[key].items()))
-    if not found["usable"] and found["samples"]:
+        if summary[key]:
+            out.append(f"  {title}: " + ", ".join(f"{name} {value:g}" for name, value in summary[key].items()))
+    if not summary["usable"] and summary["samples"]:
         suffixes = sorted({shown(suffix) for count in counts for suffix in count.suffixes})[:20]
         out.append(
             f"  the suffixes are .{', .'.join(suffixes)}; required are .txt and one of .{', .'.join(IMAGE_SUFFIXES)}"

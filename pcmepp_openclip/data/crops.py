@@ -18,7 +18,7 @@ from torch.nn import functional
 from .decode import BadImage, is_turned, load_image, open_image
 from .jpeg import decode_jpeg, jpeg_size
 
-DENOMINATORS = (8, 4, 2, 1)  # of the scales that every JPEG codec has, and computes fast
+DENOMINATORS = (8, 4, 2, 1)  # every JPEG codec has the scales 1/8 to 1, and computes them fast
 
 
 class Box(NamedTuple):
@@ -30,7 +30,7 @@ class Box(NamedTuple):
     width: int
 
     def scaled(self, by: int) -> "Box":
-        """The box in an image of 1/by of the size, its sides rounded to pixels."""
+        """Return the box in an image of 1/by of the size, its sides rounded to pixels."""
         top, left = int(self.top / by + 0.5), int(self.left / by + 0.5)
         bottom, right = int((self.top + self.height) / by + 0.5), int((self.left + self.width) / by + 0.5)
         return Box(top, left, bottom - top, right - left)
@@ -38,13 +38,13 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True)
 class RandomCrop:
-    """A random resized crop, and what follows it.
+    """A random resized crop and the steps after it: `crop(data, max_pixels, upright)` returns pixels.
 
     Arguments:
         crop: torchvision's RandomResizedCrop, which draws the box.
-        mode: of the interpolation, as torch names it.
-        after: the other steps, from image to image; None if there are none.
-        exact: whether it is resized by Pillow, as torchvision does it with an image.
+        mode: the interpolation, as torch names it.
+        after: the steps after the crop, a function from image to image; None if there are none.
+        exact: whether the crop is resized by Pillow, as torchvision does it with an image.
         reduced: whether a JPEG is decoded at 1/2, 1/4 or 1/8 of its size, as long as the crop is at least as large as
             the output. The box is then rounded to pixels of the smaller image.
     """
@@ -56,7 +56,7 @@ class RandomCrop:
     reduced: bool = False
 
     def __call__(self, data: bytes, max_pixels: int, upright: bool) -> Tensor:
-        """An image file to pixels, uint8 [H, W, 3]. Raises BadImage with the cause.
+        """Return the pixels of a random crop of an image file, uint8 [H, W, 3]. Raises BadImage with the cause.
 
         Arguments:
             max_pixels, upright: see `decode_image`.
@@ -67,7 +67,7 @@ class RandomCrop:
             torch.set_rng_state(before)
             try:
                 cropped = self._of_image(data, max_pixels, upright)
-            except BadImage:  # which must not change the random numbers of the others in its batch
+            except BadImage:  # a bad image must not change the random numbers of the others in its batch
                 torch.set_rng_state(before)
                 raise
         resized = self._by_pillow(cropped) if self.exact else self._by_torch(as_pixels(cropped))
@@ -83,7 +83,7 @@ class RandomCrop:
         return resized_1CHW.permute(0, 2, 3, 1)[0].contiguous()
 
     def _of_jpeg(self, data: bytes, max_pixels: int) -> Tensor | None:
-        """A crop by simplejpeg, as pixels; None if it cannot decode the image."""
+        """Return a crop made by simplejpeg, as pixels, or None if it cannot decode the image."""
         size = jpeg_size(data, max_pixels)
         if size is None:
             return None
@@ -94,7 +94,7 @@ class RandomCrop:
         return torch.from_numpy(pixels)[box.top :, box.left :][: box.height, : box.width]
 
     def _of_image(self, data: bytes, max_pixels: int, upright: bool) -> Any:
-        """A crop by Pillow, as an image. Raises BadImage."""
+        """Return a crop made by Pillow, as an image. Raises BadImage."""
         image = open_image(data, max_pixels)
         if upright and is_turned(image):
             image = load_image(image, upright=True)
@@ -104,7 +104,7 @@ class RandomCrop:
         return load_image(image).crop((box.left, box.top, box.left + box.width, box.top + box.height))
 
     def _draw(self, image: Any, scalable: bool) -> tuple[Box, int]:
-        """A random box, and the denominator of the scale that it is for."""
+        """Return a random box, and the denominator of the scale that the box is for."""
         box = Box(*self.crop.get_params(image, self.crop.scale, self.crop.ratio))
         height, width = self.crop.size
         for by in DENOMINATORS if self.reduced and scalable else ():
@@ -118,9 +118,12 @@ def _as_image(pixels: Any) -> Any:
 
 
 def as_pixels(image: Any) -> Tensor:
-    """An RGB image, or what is pixels already, to uint8 [H, W, 3]. Only to be read: an image may own the memory."""
+    """Return an RGB image, or a tensor of pixels as it is, as uint8 [H, W, 3].
+
+    The result is only to be read, since an image may own the memory.
+    """
     if isinstance(image, Tensor):
         return image
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch, that writing to it would be undefined
+        warnings.simplefilter("ignore")  # torch warns that writing to it would be undefined
         return torch.from_numpy(np.asarray(image))

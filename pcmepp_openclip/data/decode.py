@@ -31,7 +31,7 @@ class BadImage(Exception):
 
 
 def open_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Any:
-    """The image, with only its header read."""
+    """Return an image of which only the header has been read. Raises BadImage with the cause."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -51,7 +51,7 @@ def open_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Any:
 def decode_image(
     data: bytes, *, at_least: int | None = None, max_pixels: int = MAX_PIXELS, upright: bool = False
 ) -> Any:
-    """An RGB image: of an animation the first frame, 16 bits scaled to 8. Raises BadImage with the cause.
+    """Return an RGB image: the first frame of an animation, 16 bits scaled to 8. Raises BadImage with the cause.
 
     Arguments:
         at_least: a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size by the codec itself, as long as both sides
@@ -66,7 +66,7 @@ def decode_image(
 
 
 def load_image(image: Any, upright: bool = False) -> Any:
-    """An opened image, decoded to RGB. Raises BadImage."""
+    """Return an opened image decoded to RGB. Raises BadImage."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -79,7 +79,7 @@ def load_image(image: Any, upright: bool = False) -> Any:
 
 
 def is_turned(image: Any) -> bool:
-    """Whether an opened image has to be turned to be upright, by its EXIF orientation."""
+    """Return whether an opened image has to be turned to be upright, by its EXIF orientation."""
     return _turn(image) is not None
 
 

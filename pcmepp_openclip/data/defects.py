@@ -1,8 +1,8 @@
-"""Why a sample or a shard is not used, as logs, reports and docs name it."""
+"""The reasons why a sample or a shard is not used, as logs, reports and docs name them."""
 
 from collections.abc import Callable
 
-# Of a whole shard. How many samples are lost is known if the shard was counted.
+# These concern a whole shard. The number of lost samples is known if the shard was counted.
 MISSING_SHARD = "missing shard"
 LOST_SHARD = "connection lost"
 TRUNCATED_SHARD = "truncated shard"
@@ -11,7 +11,7 @@ EXPANDS = "expands too far"
 FEWER_THAN_COUNTED = "fewer samples than counted"
 MORE_THAN_COUNTED = "more samples than counted"
 
-# Of a sample, known from its tar members alone.
+# These concern a sample, and show in its tar members alone.
 NO_IMAGE = "no image"
 NO_CAPTION = "no caption"
 EMPTY_CAPTION = "empty caption"
@@ -21,11 +21,11 @@ DUPLICATE_KEY = "duplicate key"
 LINK = "link in place of a file"
 HUGE_FILE = "file too large"
 
-# Of a sample, known from its image.
+# These concern a sample, and show when its image is decoded.
 BROKEN_IMAGE = "broken image"
 UNKNOWN_FORMAT = "unknown image format"
 HUGE_IMAGE = "too many pixels"
 UNFIT_IMAGE = "transform failed"
 
 Note = Callable[[str, int, str], None]
-"""(cause, samples lost, where the first one was seen)"""
+"""A function that takes (cause, samples lost, place of the first one)."""

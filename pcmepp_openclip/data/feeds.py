@@ -1,4 +1,4 @@
-"""Shards to a shuffled stream of samples: one feed per lane, over an exact pass or over endless draws."""
+"""Shards to a shuffled stream of samples, for one lane at a time: an exact pass or endless draws."""
 
 import itertools
 import random
@@ -6,14 +6,14 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
 from .mixing import Mixer
-from .plan import Line, Segment, Visit
+from .plan import SampleSequence, Segment, ShardRead
 from .shards import Sample, iter_samples
 from .sizes import UNKNOWN_SIZE
 from .tally import Tally
 
 Item = TypeVar("Item")
 MAX_MISSING = 100_000  # consecutive positions without a sample that are skipped: a count may be wrong
-MAX_PEEKS = 8  # buffered samples that are tried in place of an unusable one before others are read
+MAX_PEEKS = 8  # so many buffered samples are tried in place of an unusable one before others are read
 
 
 class NothingUsable(Exception):
@@ -50,10 +50,10 @@ class Guard:
 
 
 class Reader:
-    """Reads shards one after the other, and notes what is wrong with them.
+    """Reads shards one after the other, and notes their defects.
 
     Arguments:
-        reread: whether its samples are read a second time in the epoch: they were counted the first time.
+        reread: whether its samples are read a second time in the epoch, and were counted the first time.
         every_caption: whether all captions of a sample are read.
     """
 
@@ -63,13 +63,13 @@ class Reader:
         self._visit = 0
 
     def slots(self, segment: Segment) -> Iterator[Sample | None]:
-        """Exactly one item per position of a segment, None if there is no usable sample.
+        """Yield exactly one item per position of a segment, None if there is no usable sample.
 
         When samples are reread to replace others, a long row of None is cut short.
         """
         assert segment.shard.size is not None
         whole = segment.stop == segment.shard.size.samples
-        items = self._read(Visit(segment.shard, segment.start), segment.stop, note_excess=whole)
+        items = self._read(ShardRead(segment.shard, segment.start), segment.stop, note_excess=whole)
         at = segment.start
         for start, stop in segment.only or ((segment.start, segment.stop),):
             yielded = 0
@@ -79,13 +79,13 @@ class Reader:
             missing = stop - start - yielded
             yield from itertools.repeat(None, min(missing, MAX_MISSING) if self._reread else missing)
             at = stop
-        next(items, None)  # notes what is wrong after the last one, too
+        next(items, None)  # reading on notes defects after the last one, too
 
-    def samples(self, visit: Visit) -> Iterator[Sample]:
-        """The usable samples of a shard."""
+    def samples(self, visit: ShardRead) -> Iterator[Sample]:
+        """Return the usable samples of a shard, read one after the other."""
         return (item for item in self._read(visit, None) if item is not None)
 
-    def _read(self, visit: Visit, stop: int | None, note_excess: bool = False) -> Iterator[Sample | None]:
+    def _read(self, visit: ShardRead, stop: int | None, note_excess: bool = False) -> Iterator[Sample | None]:
         shard, usable = visit.shard, 0
         self._visit += 1
 
@@ -113,7 +113,7 @@ class Reader:
                 usable += 1
                 self._tally.met += not self._reread
             yield item
-        if usable or not visit.start:  # one that is entered near its end may have nothing left
+        if usable or not visit.start:  # a shard that is entered near its end may have nothing left
             self._guard.shard_read(shard.source, usable)
 
 
@@ -127,7 +127,7 @@ class ShuffleBuffer(Generic[Item]):
         self.pulled = 0
 
     def take(self) -> Item | None:
-        """The next item, or None when there are no more."""
+        """Return the next item, or None when there are no more."""
         self._pull(2 if self._begun else max(1, self._size // 5))
         self._begun = True
         if not self.waiting:
@@ -146,14 +146,14 @@ class Feed(Protocol):
     """The samples of one lane in one epoch."""
 
     stand_ins_repeat: bool
-    """Whether a stand-in is delivered in its own place, too."""
+    """True if a stand-in is delivered in its own place, too."""
 
     def take_batch(self, size: int) -> list[Sample | None]:
-        """The next samples, None for an unusable one."""
+        """Return the next samples, None for an unusable one."""
         ...
 
     def stand_in(self, sample: Sample | None, attempt: int) -> Sample | None:
-        """Another sample in the place of an unusable one. `attempt` counts from 0 for each place in a batch."""
+        """Return another sample in the place of an unusable one. `attempt` counts from 0 for each place in a batch."""
         ...
 
     def close(self) -> None: ...
@@ -170,7 +170,7 @@ class ExactFeed:
 
     def __init__(
         self,
-        line: Line,
+        line: SampleSequence,
         begin: int,
         fresh_end: int,
         buffer_size: int,
@@ -185,21 +185,21 @@ class ExactFeed:
         again = max(0, skip - (fresh_end - begin))
         for _ in range(skip - again):
             self._order.take()
-        self._kept = set(self._order.waiting)
+        self._buffered = set(self._order.waiting)
         self._resumed_at = begin + self._order.pulled
-        self._at = min(self._kept, default=self._resumed_at)  # the next position to read
+        self._at = min(self._buffered, default=self._resumed_at)  # the next position to read
         self._slots = _chain(reader.slots, line.segments(self._at, fresh_end))
         self._ready: dict[int, Sample | None] = {}
         self._more = _chain(rereader.slots, line.segments(fresh_end + again))
         self._turn = 0
 
     def take_batch(self, size: int) -> list[Sample | None]:
-        """The next samples, None for unusable ones."""
+        """Return the next samples, None for unusable ones."""
         self._turn = 0
         return [self._take() for _ in range(size)]
 
     def stand_in(self, sample: Sample | None, attempt: int) -> Sample | None:
-        """A sample from the buffer, which is delivered in a later batch, too; or, if those fail, one from elsewhere.
+        """Return a sample from the buffer, which is delivered in a later batch, too, or else one from elsewhere.
 
         The first kind does not depend on earlier batches, so that a resumed pass stays the same.
         """
@@ -216,11 +216,11 @@ class ExactFeed:
             return next(self._more)
         while self._at < self._begin + self._order.pulled:
             item = next(self._slots)
-            if self._at >= self._resumed_at or self._at in self._kept:
+            if self._at >= self._resumed_at or self._at in self._buffered:
                 self._ready[self._at] = item
             self._at += 1
             if self._at == self._fresh_end:
-                next(self._slots, None)  # notes what is wrong at the end of the last shard, too
+                next(self._slots, None)  # reading on notes defects at the end of the last shard, too
         return self._ready.pop(position)
 
     def close(self) -> None:
@@ -232,22 +232,22 @@ class ResampledFeed:
     """Samples of several sources in given shares, without end. Each source is shuffled by itself.
 
     Arguments:
-        visits: endless iterators over the shards to read, by source index.
-        shares, buffer_sizes: of the sources in `visits`, in order.
+        reads: endless iterators over the shards to read, by source index.
+        shares, buffer_sizes: the share and the buffer size of each source in `reads`, in order.
     """
 
     stand_ins_repeat = False
 
     def __init__(
         self,
-        visits: dict[int, Iterator[Visit]],
+        reads: dict[int, Iterator[ShardRead]],
         shares: list[float],
         buffer_sizes: list[int],
         reader: Callable[[], Reader],
         rng: random.Random,
     ):
-        self._sources, self._mixer = list(visits), Mixer(shares, rng)
-        self._streams = [_chain(reader().samples, drawn) for drawn in visits.values()]
+        self._sources, self._mixer = list(reads), Mixer(shares, rng)
+        self._streams = [_chain(reader().samples, drawn) for drawn in reads.values()]
         self._buffers = [
             ShuffleBuffer(stream, size, rng) for stream, size in zip(self._streams, buffer_sizes, strict=True)
         ]
@@ -256,13 +256,13 @@ class ResampledFeed:
         return [self._take(self._mixer.next()) for _ in range(size)]
 
     def stand_in(self, sample: Sample | None, attempt: int) -> Sample | None:
-        """The next sample of the same source, to keep the shares."""
+        """Return the next sample of the same source, to keep the shares."""
         assert sample is not None
         return self._take(self._sources.index(sample.source))
 
     def _take(self, entry: int) -> Sample:
         sample = self._buffers[entry].take()
-        assert sample is not None, "visits never end"
+        assert sample is not None, "reads never end"
         return sample
 
     def close(self) -> None:
@@ -271,14 +271,14 @@ class ResampledFeed:
 
 
 class UncountedFeed:
-    """Whole shards that were not counted: each sample once, then those of `others`, as many as are requested."""
+    """Whole shards that were not counted: each sample once, then those of `extra`, as many as are requested."""
 
     stand_ins_repeat = False
 
     def __init__(
         self,
-        own: list[Visit],
-        others: Iterator[Visit],
+        own: list[ShardRead],
+        extra: Iterator[ShardRead],
         buffer_size: int,
         reader: Reader,
         rereader: Reader,
@@ -286,7 +286,7 @@ class UncountedFeed:
         rng: random.Random,
     ):
         self._tally = tally
-        self._own, self._others = _chain(reader.samples, own), _chain(rereader.samples, others)
+        self._own, self._extra = _chain(reader.samples, own), _chain(rereader.samples, extra)
         self._buffer = ShuffleBuffer(self._own, buffer_size, rng)
 
     def take_batch(self, size: int) -> list[Sample | None]:
@@ -299,12 +299,12 @@ class UncountedFeed:
         sample = self._buffer.take()
         if sample is None:
             self._tally.filled += 1
-            return next(self._others)
+            return next(self._extra)
         return sample
 
     def close(self) -> None:
         self._own.close()
-        self._others.close()
+        self._extra.close()
 
 
 def _chain(read: Callable[[Item], Iterator[Any]], places: Iterable[Item]) -> Generator[Any, None, None]:

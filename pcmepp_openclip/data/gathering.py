@@ -10,7 +10,7 @@ import torch.distributed as dist
 from ..system import network
 from .tally import Tally
 
-TIMEOUT_S = 120.0  # for a rank that does not answer
+TIMEOUT_S = 120.0  # the time after which a rank that does not answer is left out
 
 
 class TallyReducer:
@@ -26,7 +26,7 @@ class TallyReducer:
         self._calls = 0
 
     def __call__(self, tally: Tally) -> tuple[Tally, int]:
-        """The sum, and the number of ranks in it. Must be called on all ranks."""
+        """Return the sum, and the number of ranks in it. Must be called on all ranks."""
         if self._store is None:
             return tally, 1
         self._calls += 1
@@ -34,15 +34,15 @@ class TallyReducer:
         try:
             return self._add_up(prefix, tally) if dist.get_rank() == 0 else self._ask(prefix, tally)
         except RuntimeError as error:
-            return _alone(tally, type(error).__name__)
+            return _only_own(tally, type(error).__name__)
 
     def _add_up(self, prefix: str, tally: Tally) -> tuple[Tally, int]:
         keys = [f"{prefix}/{rank}" for rank in range(1, dist.get_world_size())]
         if not network.wait_for_keys(self._store, keys, TIMEOUT_S):
             keys = [key for key in keys if self._store.check([key])]
         total = Tally()
-        for other in (tally, *self._take(keys)):
-            total.add(other)
+        for part in (tally, *self._take(keys)):
+            total.add(part)
         self._store.set(prefix, json.dumps([len(keys) + 1, total.to_plain()]))
         return total, len(keys) + 1
 
@@ -54,11 +54,11 @@ class TallyReducer:
     def _ask(self, prefix: str, tally: Tally) -> tuple[Tally, int]:
         self._store.set(f"{prefix}/{dist.get_rank()}", json.dumps(tally.to_plain()))
         if not network.wait_for_keys(self._store, [prefix], TIMEOUT_S):
-            return _alone(tally, "rank 0 did not answer")
+            return _only_own(tally, "rank 0 did not answer")
         ranks, total = json.loads(self._store.get(prefix))
         return Tally.from_plain(total), ranks
 
 
-def _alone(tally: Tally, why: Any) -> tuple[Tally, int]:
+def _only_own(tally: Tally, why: Any) -> tuple[Tally, int]:
     logging.warning("Data: the summaries of the ranks could not be gathered (%s)", why)
     return tally, 1

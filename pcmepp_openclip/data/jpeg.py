@@ -1,7 +1,8 @@
-"""JPEGs by simplejpeg, where it is installed: the pixels of Pillow, without its detours over a stream and an image.
+"""JPEGs decoded by simplejpeg, if it is installed: the pixels of Pillow, without its detours over a stream and an
+image.
 
-Both packages bring libjpeg-turbo along, and it gives both the same pixels. Whatever is not plain is left to Pillow, and
-so is what is damaged, and the cause of it.
+Both packages bring libjpeg-turbo along, and it gives both the same pixels. JPEGs that are not plain, or damaged, are
+left to Pillow, which also names the cause.
 """
 
 from typing import Any
@@ -17,7 +18,7 @@ PLAIN = ("YCbCr", "Gray")  # colour spaces that become RGB as in Pillow
 
 
 def jpeg_size(data: bytes, max_pixels: int) -> tuple[int, int] | None:
-    """Height and width of a JPEG that can be decoded here; None for anything else."""
+    """Return the height and width of a JPEG that can be decoded here, or None for anything else."""
     if simplejpeg is None or data[:2] != b"\xff\xd8":
         return None
     try:
@@ -28,9 +29,12 @@ def jpeg_size(data: bytes, max_pixels: int) -> tuple[int, int] | None:
 
 
 def decode_jpeg(data: bytes, height: int, width: int) -> Any | None:
-    """RGB pixels as an array [H, W, 3] of that size, to which the codec must be able to scale; None if it fails."""
+    """Return RGB pixels as an array [H, W, 3] of that size, or None if decoding fails.
+
+    The codec must be able to scale to the size.
+    """
     try:
         pixels = simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width)
-    except ValueError:  # it is strict, and never makes up the rest of an image
+    except ValueError:  # simplejpeg is strict, and never makes up the rest of an image
         return None
     return pixels if pixels.shape[:2] == (height, width) else None

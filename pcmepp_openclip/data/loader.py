@@ -13,7 +13,7 @@ from ..models.labelled import LabelledImages
 from .batches import Batch, Failure, LoaderSpec, RemainingEpoch, WorkerBatches, lane_of
 from .gathering import TallyReducer
 from .plan import ExactPass
-from .remaining import Deal, content_probes, remaining_after, shards_digest
+from .remaining import Assignment, content_probes, remaining_after, shards_digest
 from .sources import label
 from .tally import Tally
 from .to_device import ToDevice
@@ -22,9 +22,9 @@ MIN_SAMPLES_TO_JUDGE = 1000  # samples met before the share of bad ones may end 
 
 
 class Loader:
-    """Batches (images, texts) of an epoch. `num_batches` and `num_samples` are what open_clip's loop asks for.
+    """The loader of an epoch's batches (images, texts). open_clip's loop asks for `num_batches` and `num_samples`.
 
-    With several captions of an image in a batch, `images` are `LabelledImages` that say which samples are of the same.
+    With several captions of an image in a batch, `images` are `LabelledImages`, whose ids are equal for the same image.
 
     Each worker is a DataLoader of its own, and they are asked in the order of the lanes. A single DataLoader would take
     turns among its workers, so that the order of the batches would depend on their number.
@@ -48,8 +48,8 @@ class Loader:
         self._spec, self._position, self._max_bad, self._gather = spec, position, max_bad, gather
         self._to_device = to_device
         self._noted: set[tuple[int, str]] = set()
-        self._rest: RemainingEpoch | None = None
-        self._past: list[Deal] = []  # how the epoch of `_rest` was distributed before
+        self._remaining: RemainingEpoch | None = None
+        self._past: list[Assignment] = []  # the assignments of samples in the epoch of `_remaining` so far
         count = self._count = min(workers, spec.lanes)
         busy = -(-spec.lanes // -(-spec.lanes // count)) if count else 0  # this many workers would be as fast
         if busy < workers and spec.rank == 0:
@@ -63,7 +63,7 @@ class Loader:
         count = self._count
         return [
             DataLoader(
-                WorkerBatches(self._spec, worker, max(1, count), self._position, self._rest),
+                WorkerBatches(self._spec, worker, max(1, count), self._position, self._remaining),
                 batch_size=None,
                 num_workers=min(1, count),
                 persistent_workers=count > 0,
@@ -77,15 +77,15 @@ class Loader:
         return self.num_batches
 
     def state(self, batches: int) -> dict[str, Any]:
-        """What `resume` needs to continue after `batches` batches of this epoch, in plain types for a checkpoint."""
-        rest = self._rest_of(self._position()[0])
-        first = rest.first if rest else 0
-        deals = [*(self._past if rest else ()), self._deal(first, batches - first)]
+        """Return the state that `resume` needs to continue after `batches` batches, in plain types for a checkpoint."""
+        remaining = self._remaining_of(self._position()[0])
+        first = remaining.first if remaining else 0
+        assignments = [*(self._past if remaining else ()), self._assignment(first, batches - first)]
         return {
             "kind": self._spec.kind,
             "shards": shards_digest(self._spec.shards),
             "probes": {} if self._spec.kind == "draws" else self._probes,
-            "deals": [deal._asdict() for deal in deals],
+            "deals": [assignment._asdict() for assignment in assignments],
         }
 
     def resume(self, epoch: int, state: dict[str, Any] | None, multiple_of: int = 1) -> tuple[int | None, str]:
@@ -107,36 +107,38 @@ class Loader:
         if state["shards"] != shards_digest(spec.shards):
             return None, "the shards or their counts are not the same"
         self._compare(state["probes"])
-        deals = [Deal(**deal) for deal in state["deals"]]
-        last = deals[-1]
-        now = self._deal(last.first, last.taken)
+        assignments = [Assignment(**assignment) for assignment in state["deals"]]
+        last = assignments[-1]
+        now = self._assignment(last.first, last.taken)
         same = last == now and (last.first + last.taken) % multiple_of == 0
         changes = _changes(last, now, spec.captions.rows)
         if spec.kind != "pass":
             return (last.taken, "with the samples that were left") if same else (None, changes)
-        base = ExactPass(spec.shards, deals[0].seed, epoch)
-        past = deals[:-1] if same else deals
+        base = ExactPass(spec.shards, assignments[0].seed, epoch)
+        past = assignments[:-1] if same else assignments
         line = remaining_after(base, past, epoch)
         if same:
             first, begins, how = last.first, last.first + last.taken, "with the samples that were left"
         else:
-            seen = sum(deal.samples for deal in deals)
+            seen = sum(assignment.samples for assignment in assignments)
             wanted = max(spec.samples - seen, len(line) if spec.samples >= len(base) else 0)
             per_batch = spec.batch_size * spec.world_size
             first = begins = max(0, spec.batches - -(-wanted // per_batch)) // multiple_of * multiple_of
             again = max(0, (spec.batches - first) * per_batch - len(line))
             how = f"with the {len(line)} samples that were left, dealt out anew ({changes}); {again} are seen again"
         if past:
-            self._rest, self._past = RemainingEpoch(epoch, first, line, deals[0].seed), past
+            self._remaining, self._past = RemainingEpoch(epoch, first, line, assignments[0].seed), past
             self._workers = self._make_workers()
         return begins, how
 
-    def _rest_of(self, epoch: int) -> RemainingEpoch | None:
-        return self._rest if self._rest and self._rest.epoch == epoch else None
+    def _remaining_of(self, epoch: int) -> RemainingEpoch | None:
+        return self._remaining if self._remaining and self._remaining.epoch == epoch else None
 
-    def _deal(self, first: int, taken: int) -> Deal:
+    def _assignment(self, first: int, taken: int) -> Assignment:
         spec = self._spec
-        return Deal(spec.seed, spec.world_size, spec.batch_size, spec.lanes, spec.shuffle, spec.batches, first, taken)
+        return Assignment(
+            spec.seed, spec.world_size, spec.batch_size, spec.lanes, spec.shuffle, spec.batches, first, taken
+        )
 
     @functools.cached_property
     def _probes(self) -> dict[int, int]:
@@ -163,20 +165,20 @@ class Loader:
         self._judge(self.last, 1)
 
     def _arriving(self, epoch: int, first_batch: int, tally: Tally) -> Iterator[Batch]:
-        """The batches as the workers deliver them; what became of the samples is added to `tally`."""
-        rest = self._rest_of(epoch)
+        """Yield the batches as the workers deliver them, and add their counts to `tally`."""
+        remaining = self._remaining_of(epoch)
         workers = [iter(worker) for worker in self._workers]
         for index in range(first_batch, self.num_batches):
-            item: Batch | Failure = next(workers[lane_of(index, self._spec, rest) % len(workers)])
+            item: Batch | Failure = next(workers[lane_of(index, self._spec, remaining) % len(workers)])
             if isinstance(item, Failure):
                 raise ValueError(item.message)
             tally.add(item.tally)
-            self._tell(item.tally)
+            self._warn_once(item.tally)
             self._judge(tally, MIN_SAMPLES_TO_JUDGE)
             yield item
 
-    def _tell(self, tally: Tally) -> None:
-        """Warn once per cause; the summary of the epoch has the counts."""
+    def _warn_once(self, tally: Tally) -> None:
+        """Warn about each cause once. The summary of the epoch has the counts."""
         for (source, cause), where in tally.first.items():
             if (source, cause) not in self._noted:
                 self._noted.add((source, cause))
@@ -204,14 +206,18 @@ def _labelled(batch: Batch) -> Tensor | LabelledImages:
     return LabelledImages(batch.images, batch.sample_id, batch.sample_id, torch.ones(len(batch.images)))
 
 
-def _changes(before: Deal, now: Deal, rows: int) -> str:
-    """The settings that changed, as flags. `rows`: samples of an image in a batch."""
-    before, now = (deal._replace(batch_size=deal.batch_size * rows) for deal in (before, now))
+def _changes(before: Assignment, now: Assignment, rows: int) -> str:
+    """Return the settings that changed, as flags.
+
+    Arguments:
+        rows: the number of samples of an image in a batch.
+    """
+    before, now = (assignment._replace(batch_size=assignment.batch_size * rows) for assignment in (before, now))
     words = {"seed": "--seed", "batch_size": "--batch-size", "shuffle": "--train-data-shuffle-buffer"}
-    found = [f"{words[name]} {getattr(before, name)} is now {getattr(now, name)}" for name in words]
-    found = [text for text, name in zip(found, words, strict=True) if getattr(before, name) != getattr(now, name)]
+    changes = [f"{words[name]} {getattr(before, name)} is now {getattr(now, name)}" for name in words]
+    changes = [text for text, name in zip(changes, words, strict=True) if getattr(before, name) != getattr(now, name)]
     if before.world_size != now.world_size:
-        found.append(f"{before.world_size} ranks are now {now.world_size}")
+        changes.append(f"{before.world_size} ranks are now {now.world_size}")
     if before == now:
-        found.append("--accum-freq changed")
-    return ", ".join(found) or "its batches are distributed differently over the workers"
+        changes.append("--accum-freq changed")
+    return ", ".join(changes) or "its batches are distributed differently over the workers"

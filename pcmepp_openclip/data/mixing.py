@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 
 def parse_mix(text: str, names: Sequence[str], flag: str = "--train-data-mix") -> list[float]:
-    """`cc3m=1,cc12m=1,redcaps=0.5` to shares that sum to 1, in the order of `names`."""
+    """Return the shares of `cc3m=1,cc12m=1,redcaps=0.5`, which sum to 1, in the order of `names`."""
     wanted: dict[str, float] = {}
     for part in text.split(","):
         name, _, weight = part.strip().partition("=")
@@ -27,7 +27,7 @@ def parse_mix(text: str, names: Sequence[str], flag: str = "--train-data-mix") -
 
 
 def natural_mix(samples: Sequence[int], factors: str | None = None) -> list[float]:
-    """Shares in proportion to the samples, times open_clip's upsampling factor of each source (`2::1`)."""
+    """Return the shares in proportion to the samples, times open_clip's upsampling factor of each source (`2::1`)."""
     flag = "--train-data-upsampling-factors"
     weights = [1.0] * len(samples)
     if factors is not None:
@@ -57,7 +57,7 @@ class Mixer:
     """
 
     def __init__(self, shares: Sequence[float], rng: random.Random):
-        """`rng` shifts the phase, so that several mixers do not all start with the same source."""
+        """Set the shares. `rng` shifts the phase, so that several mixers do not all start with the same source."""
         self._shares = list(shares)
         self._credit = [rng.random() if share else 0.0 for share in shares]
 

@@ -1,10 +1,10 @@
-"""Noisy correspondence: which samples get the captions of another one, or which captions change places."""
+"""Noisy correspondence: samples that get the captions of another one, or captions that change places."""
 
 from .plan import seed_for
 
 
 def exchange(count: int, ratio: float, seed: int) -> dict[int, int]:
-    """The samples whose captions are wrong, each with the sample that its captions are taken from.
+    """Return the samples whose captions are wrong, each with the sample that its captions are taken from.
 
     The indices 0 .. N - 1 are sorted by a hash of seed and index. The first int(r N) of them form a ring, in which each
     sample gets the captions of the next one. So exactly int(r N) samples, drawn uniformly, have the captions of another

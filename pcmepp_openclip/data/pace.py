@@ -1,4 +1,4 @@
-"""How fast a source delivers: a notice for a slow one, a time-out for one that delivers next to nothing."""
+"""The rate of a source: a notice for a slow one, a time-out for one that delivers next to nothing."""
 
 import logging
 import time
@@ -31,7 +31,9 @@ class Pace:
         self._last = time.monotonic()
 
     def received(self, count: int) -> None:
-        """Report that `count` bytes arrived, possibly none. Raises TimeoutError after too little for too long."""
+        """Report that `count` bytes arrived, possibly none. Raises TimeoutError if the rate was too low for too
+        long.
+        """
         now = time.monotonic()
         self._seconds, self._bytes, self._last = self._seconds + now - self._last, self._bytes + count, now
         if self._seconds < SLOW_NOTICE_S:

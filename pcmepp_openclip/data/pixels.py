@@ -1,4 +1,4 @@
-"""An image file to pixels, in a worker, and pixels to what the model takes, in the training process.
+"""An image file to pixels, in a worker, and pixels to the input of the model, in the training process.
 
 Pixels leave the workers as uint8: a quarter of the bytes in shared memory, and on the way to a GPU.
 """
@@ -20,7 +20,9 @@ Normalization = tuple[Tensor, Tensor]
 
 
 def to_pixels(data: bytes, spec: "LoaderSpec") -> Tensor:
-    """An image file to uint8 [H, W, 3]; without a normalization, to what the transform makes of it. Raises BadImage."""
+    """Return the pixels of an image file, uint8 [H, W, 3], or without a normalization the transform's output. Raises
+    BadImage.
+    """
     try:
         if spec.crop is not None:
             return spec.crop(data, spec.max_pixels, spec.upright)
@@ -29,12 +31,12 @@ def to_pixels(data: bytes, spec: "LoaderSpec") -> Tensor:
         return image if spec.normalization is None else as_pixels(image)
     except BadImage:
         raise
-    except Exception:  # a transform that cannot take this image, such as one of a single row
+    except Exception:  # some transforms cannot take every image, such as one of a single row
         raise BadImage(defects.UNFIT_IMAGE) from None
 
 
 def normalize(pixels_NHWC: Tensor, normalization: Normalization | None) -> Tensor:
-    """(x / 255 - mean) / std of uint8 pixels, as fp32 [N, 3, H, W] on their device; without a normalization, the input.
+    """Return (x / 255 - mean) / std of uint8 pixels as fp32 [N, 3, H, W], or the input without a normalization.
 
     The numbers are those of torchvision's ToTensor and Normalize to 1e-6, in fewer passes.
     """

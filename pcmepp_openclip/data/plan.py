@@ -1,4 +1,4 @@
-"""Which samples an epoch reads, and in which order, from seed and epoch alone.
+"""The samples that an epoch reads, and their order, from seed and epoch alone.
 
 The `batches` batches of a rank's epoch are assigned to `lanes` lanes in turn: batch i belongs to lane i % lanes. Each
 lane reads its own shards; a worker runs one or several lanes. Since the number of lanes does not depend on the number
@@ -24,7 +24,7 @@ BATCHES_PER_LANE = 4  # with fewer, a lane would have little to shuffle
 
 
 def lane_count(batches: int, workers: int, limit: int | None = None) -> int:
-    """The number of lanes of an epoch with that many batches, at most `limit` if shards cannot be cut.
+    """Return the number of lanes of an epoch with that many batches, at most `limit` if shards cannot be cut.
 
     It depends on the number of workers only if there are more than `MAX_LANES`. In a short epoch it is a power of two,
     which the usual numbers of workers share evenly: with one lane more, one worker would do twice the work of the
@@ -36,7 +36,7 @@ def lane_count(batches: int, workers: int, limit: int | None = None) -> int:
 
 
 def seed_for(*parts: int | str) -> int:
-    """A seed for a combination of parts, which is the same on every machine."""
+    """Return a seed for a combination of parts, which is the same on every machine."""
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "big")
 
 
@@ -53,7 +53,7 @@ class Shard(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Positions [start, stop) of a shard; if `only` is given, those of them that are in its ranges [start, stop)."""
+    """Positions [start, stop) of a shard; if `only` is given, just the positions within its ranges [start, stop)."""
 
     shard: Shard
     start: int
@@ -61,8 +61,8 @@ class Segment(NamedTuple):
     only: tuple[tuple[int, int], ...] | None = None
 
 
-class Line(Protocol):
-    """Samples in a row, to be cut into slices."""
+class SampleSequence(Protocol):
+    """A sequence of samples that is cut into slices."""
 
     def __len__(self) -> int: ...
 
@@ -70,7 +70,7 @@ class Line(Protocol):
 
 
 class ExactPass:
-    """The line of all usable samples of an epoch, whose shards must all be counted; one pass after the other."""
+    """The sequence of all usable samples of an epoch, one pass after the other. All shards must be counted."""
 
     def __init__(self, shards: Sequence[Shard], seed: int, epoch: int):
         self._shards = [shard for shard in shards if shard.size and shard.size.samples]
@@ -85,12 +85,15 @@ class ExactPass:
         return self._ends[-1] if self._ends else 0
 
     def pieces(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
-        """[begin, end) itself if it is not empty; see `Remaining`."""
+        """Yield [begin, end) itself if it is not empty. `Remaining.pieces` does the same for a part of a pass."""
         if begin < end:
             yield begin, end
 
     def segments(self, begin: int, end: int | None = None) -> Iterator[Segment]:
-        """The parts of shards at [begin, end) of the line, which starts over after its end; endless without `end`."""
+        """Yield the parts of shards at [begin, end) of the sequence, which starts over after its end.
+
+        Without `end` it never ends.
+        """
         assert len(self), "an empty line has no segments"
         while end is None or begin < end:
             at = begin % len(self)
@@ -104,42 +107,42 @@ class ExactPass:
 
 
 def lane_batches(batches: int, lanes: int, lane: int) -> int:
-    """How many of a rank's first `batches` batches belong to the lane."""
+    """Return how many of a rank's first `batches` batches belong to the lane."""
     return (batches - lane + lanes - 1) // lanes
 
 
 def lane_slice(batches: int, lanes: int, lane: int, rank: int, batch_size: int) -> tuple[int, int]:
-    """The part [begin, end) of the line that a lane delivers. It may extend past the end of the line."""
-    before = sum(lane_batches(batches, lanes, other) for other in range(lane))
+    """Return the part [begin, end) of the sequence that a lane delivers. It may extend past the end of the sequence."""
+    before = sum(lane_batches(batches, lanes, earlier) for earlier in range(lane))
     begin = (rank * batches + before) * batch_size
     return begin, begin + lane_batches(batches, lanes, lane) * batch_size
 
 
 def fresh_slice(length: int, batches: int, lanes: int, lane: int, *, rank: int, batch_size: int) -> tuple[int, int]:
-    """The part of a lane's slice that lies on a line of that length: samples that no other lane has."""
+    """Return the part of a lane's slice that lies on a sequence of that length: samples that no other lane has."""
     begin, end = lane_slice(batches, lanes, lane, rank, batch_size)
     return begin, max(begin, min(end, length))
 
 
 def order_seed(seed: int, epoch: int, rank: int, lane: int) -> int:
-    """The seed that shuffles the samples of a lane."""
+    """Return the seed that shuffles the samples of a lane."""
     return seed_for("order", seed, epoch, rank, lane)
 
 
 def buffer_size(shuffle: int, lanes: int) -> int:
-    """Samples in the shuffle buffer of a lane, if the rank has `shuffle` in all."""
+    """Return the number of samples in the shuffle buffer of a lane, if the rank has `shuffle` in all."""
     return max(1, shuffle // lanes)
 
 
-class Visit(NamedTuple):
-    """A shard to read from position `start` to its end."""
+class ShardRead(NamedTuple):
+    """A part of a shard to read: from position `start` to its end."""
 
     shard: Shard
     start: int = 0
 
 
-def endless_draws(shards: Sequence[Shard], rng: random.Random) -> Iterator[Visit]:
-    """The shards of a source without end, in passes of random order.
+def endless_draws(shards: Sequence[Shard], rng: random.Random) -> Iterator[ShardRead]:
+    """Yield the shards of a source without end, in passes of random order.
 
     If counts are known, the first shard is drawn by size and read from a random position, as if reading had started
     long before. Otherwise epochs that end within a shard would favour the beginnings of shards.
@@ -147,24 +150,24 @@ def endless_draws(shards: Sequence[Shard], rng: random.Random) -> Iterator[Visit
     sizes = [shard.size.samples if shard.size else 0 for shard in shards]
     if sum(sizes):
         index = rng.choices(range(len(shards)), weights=sizes)[0]
-        yield Visit(shards[index], rng.randrange(sizes[index]))
+        yield ShardRead(shards[index], rng.randrange(sizes[index]))
     wanted = [shard for shard in shards if shard.size is None or shard.size.samples]
     while wanted:
-        yield from (Visit(shard) for shard in rng.sample(wanted, len(wanted)))
+        yield from (ShardRead(shard) for shard in rng.sample(wanted, len(wanted)))
 
 
 def uncounted_walk(
     shards: Sequence[Shard], rng: random.Random, part: int, parts: int
-) -> tuple[list[Visit], Iterator[Visit]]:
-    """For a pass over uncounted shards: the shards of this part, and those that follow if they do not suffice.
+) -> tuple[list[ShardRead], Iterator[ShardRead]]:
+    """Return the uncounted shards of this part of a pass, and the shards that follow if they do not suffice.
 
     `rng` must be the same in every part.
     """
     line = rng.sample(list(shards), len(shards))
     own = line[part::parts]
 
-    def others() -> Iterator[Visit]:
+    def extra() -> Iterator[ShardRead]:
         while True:
-            yield from (Visit(line[(part + i) % len(line)]) for i in range(1, len(line) + 1))
+            yield from (ShardRead(line[(part + i) % len(line)]) for i in range(1, len(line) + 1))
 
-    return [Visit(shard) for shard in own], others()
+    return [ShardRead(shard) for shard in own], extra()

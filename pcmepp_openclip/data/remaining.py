@@ -18,17 +18,17 @@ from .feeds import ShuffleBuffer
 from .plan import ExactPass, Segment, Shard, buffer_size, fresh_slice, lane_batches, order_seed
 from .sources import kind, local_path, shard_key
 
-MAX_PROBED_SHARDS = 1000  # spread over all shards: each probe costs a slow disk milliseconds
+MAX_PROBED_SHARDS = 1000  # spread evenly, since each probe costs a slow disk milliseconds
 PROBE_BYTES = 4096
 
 
-class Deal(NamedTuple):
-    """How a line was distributed over ranks and lanes, and how far it was read. Checkpoints keep it.
+class Assignment(NamedTuple):
+    """The assignment of a sequence of samples to ranks and lanes, and how far it was read. Checkpoints keep it.
 
     Arguments:
         first: the index of its first batch in the epoch, 0 unless the epoch began with other settings.
-        batches: per rank, in the whole epoch.
-        taken: batches per rank, from `first` on.
+        batches: the batches per rank in the whole epoch.
+        taken: the batches per rank that were read, from `first` on.
     """
 
     seed: int
@@ -42,15 +42,15 @@ class Deal(NamedTuple):
 
     @property
     def samples(self) -> int:
-        """Samples that were taken, over all ranks."""
+        """Return the number of samples that were taken, over all ranks."""
         return self.taken * self.batch_size * self.world_size
 
 
 class Remaining:
-    """Parts of the line of a pass, in its order, as a line of their own."""
+    """Parts of the sequence of a pass, in its order, as a sequence of their own."""
 
     def __init__(self, line: ExactPass, pieces: Iterable[tuple[int, int]]):
-        """`pieces` are positions [start, stop) of the line that do not overlap."""
+        """Take positions [start, stop) of the pass as `pieces`, which must not overlap."""
         self._line = line
         table = np.array(sorted(pieces), dtype=np.int64).reshape(-1, 2)
         begins = np.append(True, table[1:, 0] != table[:-1, 1])[: len(table)]  # neighbours become one
@@ -62,7 +62,7 @@ class Remaining:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def pieces(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
-        """The range [begin, end) of this line, as ranges of the line of the pass."""
+        """Yield the range [begin, end) of this sequence as ranges of the pass."""
         index = int(np.searchsorted(self._ends, begin, side="right"))
         while begin < end:
             stop, end_here = int(self._stops[index]), int(self._ends[index])
@@ -71,30 +71,37 @@ class Remaining:
             begin, index = end_here, index + 1
 
     def segments(self, begin: int, end: int | None = None) -> Iterator[Segment]:
-        """The parts of shards at [begin, end) of this line, each shard at once. Without `end`: samples of the whole
-        pass without end, to be seen a second time."""
+        """Yield the parts of shards at [begin, end) of this sequence, each shard at once.
+
+        Without `end`, yield samples of the whole pass without end, to be seen a second time.
+        """
         if end is None:
             yield from self._line.segments(begin)
             return
-        found = (segment for piece in self.pieces(begin, end) for segment in self._line.segments(*piece))
-        for _, group in itertools.groupby(found, key=lambda segment: id(segment.shard)):
+        segments = (segment for piece in self.pieces(begin, end) for segment in self._line.segments(*piece))
+        for _, group in itertools.groupby(segments, key=lambda segment: id(segment.shard)):
             parts = list(group)
             only = tuple((part.start, part.stop) for part in parts)
             yield Segment(parts[0].shard, parts[0].start, parts[-1].stop, only)
 
 
-def remaining_after(base: ExactPass, deals: Sequence[Deal], epoch: int) -> ExactPass | Remaining:
-    """The part of the line of a pass that several deals in a row have left."""
+def remaining_after(base: ExactPass, assignments: Sequence[Assignment], epoch: int) -> ExactPass | Remaining:
+    """Return the part of a pass that several assignments in a row have left."""
     line: ExactPass | Remaining = base
-    for deal in deals:
+    for past in assignments:
         pieces: list[tuple[int, int]] = []
-        for rank, lane in itertools.product(range(deal.world_size), range(deal.lanes)):
+        for rank, lane in itertools.product(range(past.world_size), range(past.lanes)):
             begin, end = fresh_slice(
-                len(line), deal.batches - deal.first, deal.lanes, lane, rank=rank, batch_size=deal.batch_size
+                len(line),
+                past.batches - past.first,
+                past.lanes,
+                lane,
+                rank=rank,
+                batch_size=past.batch_size,
             )
-            rng = random.Random(order_seed(deal.seed, epoch, rank, lane))
-            order = ShuffleBuffer(range(begin, end), buffer_size(deal.shuffle, deal.lanes), rng)
-            for _ in range(min(end - begin, lane_batches(deal.taken, deal.lanes, lane) * deal.batch_size)):
+            rng = random.Random(order_seed(past.seed, epoch, rank, lane))
+            order = ShuffleBuffer(range(begin, end), buffer_size(past.shuffle, past.lanes), rng)
+            for _ in range(min(end - begin, lane_batches(past.taken, past.lanes, lane) * past.batch_size)):
                 order.take()
             for position in order.waiting:
                 pieces += line.pieces(position, position + 1)
@@ -104,7 +111,7 @@ def remaining_after(base: ExactPass, deals: Sequence[Deal], epoch: int) -> Exact
 
 
 def shards_digest(shards: Sequence[Shard]) -> str:
-    """A digest of the names and counts of shards, independent of their folders."""
+    """Return a digest of the names and counts of shards, independent of their folders."""
     digest = hashlib.blake2b(digest_size=16)
     for shard in shards:
         counted = None if shard.size is None else (shard.size.samples, sorted(shard.size.unusable))
@@ -113,8 +120,8 @@ def shards_digest(shards: Sequence[Shard]) -> str:
 
 
 def content_probes(shards: Sequence[Shard]) -> dict[int, int]:
-    """A digest of length, beginning and middle of each local shard, by its index."""
-    found = {}
+    """Return a digest of length, beginning and middle of each local shard, by its index."""
+    probes = {}
     for index in range(0, len(shards), max(1, -(-len(shards) // MAX_PROBED_SHARDS))):
         place = shards[index].place
         if kind(place) != "local":
@@ -128,5 +135,5 @@ def content_probes(shards: Sequence[Shard]) -> dict[int, int]:
                     digest.update(file.read(PROBE_BYTES))
         except OSError:
             continue
-        found[index] = int.from_bytes(digest.digest(), "big")
-    return found
+        probes[index] = int.from_bytes(digest.digest(), "big")
+    return probes

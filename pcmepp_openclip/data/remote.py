@@ -24,30 +24,30 @@ from .sources import kind, label, split_hf
 
 MIN_RANGE_BYTES, MAX_RANGE_BYTES = 1 << 16, 1 << 23
 FIRST_RANGE_BYTES = 1 << 18
-QUICK_S = 1.0  # after a range that takes longer, the next one is smaller
+QUICK_S = 1.0  # after a range that takes longer, the next range is smaller
 HTTP_BUFFER_BYTES = 1 << 18
 
 # With --debug these would write signed URLs and session tokens to the log.
-_TALKATIVE = ("fsspec", "s3fs", "gcsfs", "adlfs", "botocore", "aiobotocore", "aiohttp", "azure", "google", "urllib3")
+_VERBOSE = ("fsspec", "s3fs", "gcsfs", "adlfs", "botocore", "aiobotocore", "aiohttp", "azure", "google", "urllib3")
 
 _filesystems: dict[tuple[int, str], Any] = {}
 
 
 def filesystem(protocol: str) -> Any:
-    """The fsspec filesystem of this process.
+    """Return the fsspec filesystem of this process.
 
     Its event loop and its connections do not survive a fork, and closing those of the parent process would disturb
     them there. So each process creates its own filesystem and leaves an inherited one untouched.
     """
-    found = _filesystems.get((os.getpid(), protocol))
-    if found is None:
+    system = _filesystems.get((os.getpid(), protocol))
+    if system is None:
         import fsspec
 
-        for name in _TALKATIVE:
+        for name in _VERBOSE:
             logging.getLogger(name).setLevel(logging.WARNING)
-        found = fsspec.filesystem(protocol, skip_instance_cache=True, **(_http() if protocol == "http" else {}))
-        _filesystems[os.getpid(), protocol] = found
-    return found
+        system = fsspec.filesystem(protocol, skip_instance_cache=True, **(_http() if protocol == "http" else {}))
+        _filesystems[os.getpid(), protocol] = system
+    return system
 
 
 def _http() -> dict[str, Any]:
@@ -65,7 +65,7 @@ def _http() -> dict[str, Any]:
 
 
 def remote_opener(shard: str, pace: Pace) -> Opener:
-    """An opener for a shard on any kind of server."""
+    """Return an opener for a shard on any kind of server."""
     if kind(shard) == "http":
         return _http_opener(shard, {}, pace)
     if kind(shard) == "hf":
@@ -81,7 +81,7 @@ def remote_opener(shard: str, pace: Pace) -> Opener:
 
 
 def wait(coroutine: Coroutine[Any, Any, Any] | concurrent.futures.Future, loop: Any, pace: Pace) -> Any:
-    """The result of a coroutine on the event loop of a filesystem, its waiting time reported."""
+    """Return the result of a coroutine on the event loop of a filesystem, and report the waiting time."""
     if isinstance(coroutine, concurrent.futures.Future):
         future = coroutine
     else:
@@ -111,7 +111,7 @@ class _Response:
 
 
 class _Version(NamedTuple):
-    """What a server says of the version of a file: ETag, Last-Modified and length."""
+    """The version of a file as a server states it: ETag, Last-Modified and length."""
 
     tag: str | None
     date: str | None
@@ -153,10 +153,10 @@ def _http_opener(url: str, headers: dict[str, str], pace: Pace) -> Opener:
         stream = _Response(response, http.loop, pace)
         try:
             start, length = _extent(response, position, name)
-            found = _Version(response.headers.get("ETag"), response.headers.get("Last-Modified"), length)
+            version = _Version(response.headers.get("ETag"), response.headers.get("Last-Modified"), length)
             if not first:
-                first.append(found)
-            if first[0].differs_from(found):
+                first.append(version)
+            if first[0].differs_from(version):
                 raise MissingShard(f"{name}: it changed while it was read")
             has_ranges = response.status == 206 or response.headers.get("Accept-Ranges") == "bytes"
             return Opened(stream, start, length, has_ranges, first[0].is_known)
@@ -168,13 +168,13 @@ def _http_opener(url: str, headers: dict[str, str], pace: Pace) -> Opener:
 
 
 def _extent(response: Any, position: int, name: str) -> tuple[int, int | None]:
-    """Where the answer to a request from `position` on begins, and the length of the whole file if known."""
+    """Return the start of the answer to a request from `position` on, and the length of the whole file if known."""
     if response.status in (401, 403, 404, 410):
         raise MissingShard(f"{name}: the server answers {response.status}")
     if response.status >= 400 and response.status != 416:
         raise SourceError(f"the server answers {response.status}")
-    said = response.headers.get("Content-Length") or ""
-    size = int(said) if re.fullmatch(r"[0-9]{1,18}", said) else None
+    stated = response.headers.get("Content-Length") or ""
+    size = int(stated) if re.fullmatch(r"[0-9]{1,18}", stated) else None
     if response.status == 416:  # there is nothing at that position
         return position, None
     if response.status != 206:  # the server has no ranges
@@ -188,10 +188,12 @@ def _extent(response: Any, position: int, name: str) -> tuple[int, int | None]:
 
 
 class _Ranges:
-    """An object from a position on. The size of a range follows the speed, so that a slow store still shows progress.
+    """An object in a store, read from a position on in ranges.
+
+    The size of a range follows the speed, so that a slow store still shows progress.
 
     Arguments:
-        check: called at the end of the object, since each range is a request of its own.
+        check: a function that is called at the end of the object, since each range is a request of its own.
     """
 
     def __init__(self, store: Any, path: str, position: int, length: int, *, pace: Pace, check: Callable[[], object]):
@@ -228,7 +230,7 @@ class _Ranges:
 
 def _object_opener(shard: str, pace: Pace) -> Opener:
     name = label(shard)
-    first: list[dict] = []  # what the store said of the object when it was first opened
+    first: list[dict] = []  # the store's description of the object when it was first opened
 
     def look() -> dict:
         store = filesystem(kind(shard))

@@ -9,24 +9,24 @@ from typing import Any, NamedTuple, Protocol
 
 from .pace import Pace
 
-FIRST_WAIT_S, MAX_WAIT_S = 0.2, 30.0  # between two attempts; each wait is twice as long as the one before
+FIRST_WAIT_S, MAX_WAIT_S = 0.2, 30.0  # the wait between two attempts, which doubles each time
 MAX_READ_OVER_BYTES = 1 << 22  # a gap up to this size is read; a larger one is skipped by a new request
 _CHUNK_BYTES = 1 << 20
 
 
 class MissingShard(OSError):
-    """There is nothing at that place, or no permission to read it: another attempt would not help."""
+    """Raised if a place holds nothing, or may not be read: another attempt would not help."""
 
 
 class LostShard(OSError):
-    """The connection or the command failed again and again."""
+    """Raised if the connection or the command failed again and again."""
 
 
 class Stream(Protocol):
     """One connection, or one run of a command."""
 
     def read(self, size: int) -> bytes:
-        """At most `size` bytes, as soon as there are any; none at the end."""
+        """Return at most `size` bytes, as soon as there are any, or none at the end."""
         ...
 
     def close(self) -> None: ...
@@ -36,8 +36,8 @@ class Opened(NamedTuple):
     """The answer of an opener.
 
     Arguments:
-        start: the position of the stream's first byte, which is 0 where a source cannot start elsewhere.
-        length: of the whole source, if known.
+        start: the position of the stream's first byte, which is 0 if the source cannot start elsewhere.
+        length: the length of the whole source, if known.
         has_ranges: whether the source can be opened at any position.
         has_version: whether the opener itself notices that the source changed since it was first opened.
     """
@@ -50,7 +50,7 @@ class Opened(NamedTuple):
 
 
 Opener = Callable[[int], Opened]
-"""Opens a source at a position."""
+"""A function that opens a source at a position."""
 
 
 class ResumingReader(io.RawIOBase):
@@ -61,9 +61,9 @@ class ResumingReader(io.RawIOBase):
 
     Arguments:
         name: the source as messages may show it.
-        retries: attempts after the first one, in a row.
-        on_retry: called before each of them.
-        position: where reading starts.
+        retries: the number of attempts after the first one, in a row.
+        on_retry: a function that is called before each of them.
+        position: the position at which reading starts.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class ResumingReader(io.RawIOBase):
     ):
         self._opener, self._name, self._pace = opener, name, pace
         self._retries, self._on_retry = retries, on_retry
-        self._position = position  # of the next byte to return
+        self._position = position  # the position of the next byte to return
         self._stream: Stream | None = None
-        self._stream_position = 0  # of the next byte of the stream
-        self._seen = 0  # the end of what was ever received
+        self._stream_position = 0  # the position of the next byte of the stream
+        self._seen = 0  # the end of the bytes that were ever received
         self._length: int | None = None
         self._has_ranges, self._has_version = False, True
         self._origin = position  # the checksum covers [origin, checked)
@@ -152,7 +152,7 @@ class ResumingReader(io.RawIOBase):
         for attempt in range(self._retries + 1):
             try:
                 return action()
-            except (MissingShard, RecursionError, MemoryError):  # the latter two are the caller's, deep in a tar
+            except (MissingShard, RecursionError, MemoryError):  # the last two come from the caller, deep in a tar
                 self._drop()
                 raise
             except Exception as error:  # the libraries behind the openers have no common base class
@@ -183,7 +183,7 @@ class SourceError(OSError):
 
 
 def _reason(error: Exception) -> str:
-    """The kind of an error, not its text, which may quote a URL."""
+    """Return the kind of an error, not its text, which may quote a URL."""
     if isinstance(error, SourceError):
         return str(error)
     if isinstance(error, TimeoutError):

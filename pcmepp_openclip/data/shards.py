@@ -1,4 +1,4 @@
-"""Shards to samples: the members of a tar are grouped by key, and everything that is wrong is noted.
+"""Shards to samples: the members of a tar are grouped by key, and every defect is noted.
 
 The position of a sample in its shard counts the groups of members that the manifest does not list as unusable. It
 depends on names only, so that samples can be skipped without reading them.
@@ -18,7 +18,7 @@ from .sources import kind, label, shown
 from .streams import open_shard
 
 IMAGE_SUFFIXES = ("jpg", "png", "jpeg", "webp")  # as in open_clip, in its order of preference
-MAX_FILE_BYTES = 1 << 27  # per image: a JPEG within the limit of pixels is far smaller
+MAX_FILE_BYTES = 1 << 27  # the limit for an image: a JPEG within the limit of pixels is far smaller
 MAX_TEXT_BYTES = 1 << 20
 
 
@@ -28,9 +28,9 @@ class Sample(NamedTuple):
     Arguments:
         source: the index of its source.
         captions: see `captions.read_captions`.
-        visit: counts the shards that its reader opened.
+        visit: the number of shards that its reader had opened.
         reread: whether it is read a second time in the epoch.
-        pass_index: which of several passes over the images in the epoch it is read in, see `Shard`.
+        pass_index: the pass over the images in which it is read, if the epoch has several, see `Shard`.
     """
 
     source: int
@@ -44,7 +44,7 @@ class Sample(NamedTuple):
 
     @property
     def caption(self) -> str:
-        """The first one."""
+        """Return the first caption."""
         return self.captions[0]
 
 
@@ -53,12 +53,12 @@ class Group:
     """The members of a tar that share a key.
 
     Arguments:
-        index: in the shard, from 0.
-        position: how many groups of the shard before it are usable.
-        offset: where its first header begins, in bytes; None in a compressed tar, a pipe and the like.
-        members: by suffix; None for one whose content was not asked for, is too large, or elsewhere (a link).
-        problem: the cause why it is unusable as a whole, if it is.
-        places: of its images, offset and length of their bytes in the tar by suffix; empty where `offset` is None.
+        index: its index in the shard, from 0.
+        position: the number of usable groups of the shard before it.
+        offset: the offset of its first header in bytes; None in a compressed tar, a pipe and the like.
+        members: the contents by suffix; None if a content was not asked for, is too large, or elsewhere (a link).
+        problem: the cause that makes it unusable as a whole, if there is one.
+        places: offset and length of the bytes of its images in the tar, by suffix; empty if `offset` is None.
     """
 
     index: int
@@ -85,12 +85,12 @@ def iter_samples(
     retries: int = 5,
     note_excess: bool = False,
 ) -> Iterator[Sample | None]:
-    """The samples at positions [start, stop) of a shard, None for an unusable one, which is noted and never raised.
+    """Yield the samples at positions [start, stop) of a shard, None for an unusable one, which is noted.
 
     Arguments:
-        note: called with (cause, samples lost, where) for everything that is wrong.
+        note: a function that is called with (cause, samples lost, place) for every defect.
         every_caption: whether to read all captions of a sample, see `captions.read_captions`.
-        size: what a manifest says: which groups do not count as positions, and where groups begin.
+        size: the manifest's entry, with the groups that do not count as positions, and offsets of groups.
         note_excess: whether samples after `stop` mean that the shard was counted wrongly.
     """
     position, seen = 0, False
@@ -124,7 +124,7 @@ def iter_samples(
 
 
 def usable_pair(group: Group, every_caption: bool = False) -> tuple[bytes, tuple[str, ...]]:
-    """The undecoded image and the captions of a group of members. Raises Unusable with the cause."""
+    """Return the undecoded image and the captions of a group of members. Raises Unusable with the cause."""
     captions = usable_captions(group, every_caption)
     image = next((data for suffix in IMAGE_SUFFIXES if (data := group.members.get(suffix)) is not None), None)
     if image is None:
@@ -133,7 +133,9 @@ def usable_pair(group: Group, every_caption: bool = False) -> tuple[bytes, tuple
 
 
 def usable_captions(group: Group, every: bool = False) -> tuple[str, ...]:
-    """The captions of a group that has an image, which need not have been read. Raises Unusable with the cause."""
+    """Return the captions of a group that has an image. The image need not have been read. Raises Unusable with the
+    cause.
+    """
     if group.problem:
         raise Unusable(group.problem)
     if not any(suffix in group.members for suffix in IMAGE_SUFFIXES):
@@ -142,7 +144,7 @@ def usable_captions(group: Group, every: bool = False) -> tuple[str, ...]:
 
 
 class ShardError(Exception):
-    """A shard that cannot be read, or not to its end."""
+    """Raised for a shard that cannot be read, or not to its end."""
 
     def __init__(self, cause: str, where: str):
         super().__init__(f"{cause}: {where}")
@@ -157,9 +159,9 @@ def read_groups(
     retries: int = 5,
     images: bool = True,
 ) -> Generator[Group, None, None]:
-    """The groups of a shard in order, with contents from position `start` on. Ends with a ShardError if it must.
+    """Yield the groups of a shard in order, with contents from position `start` on. Raises ShardError if it is broken.
 
-    Groups before `start` are left out where the manifest knows the offset of a later one.
+    Groups before `start` are left out if the manifest knows the offset of a later one.
 
     Arguments:
         images: whether to read the images' bytes.
@@ -180,7 +182,7 @@ def read_groups(
                 else:
                     yield from _group(tar, size.unusable, start, images, first)
                     return
-        with open_at(0) as file:  # nothing is known of offsets, or they are those of another file
+        with open_at(0) as file:  # no offset is known, or the offsets belong to another file
             yield from _group(tars.open_tar(file), size.unusable, start, images)
     except MissingShard as error:
         raise ShardError(defects.MISSING_SHARD, str(error)) from None
@@ -196,13 +198,15 @@ def read_groups(
 def _group(
     tar: tarfile.TarFile, unusable: Collection[int], start: int, images: bool, first: int = 0
 ) -> Iterator[Group]:
-    """Arguments:
-    first: the index of the group that the tar begins with.
+    """Yield the groups of a tar.
+
+    Arguments:
+        first: the index of the group that the tar begins with.
     """
     keys: set[str] = set()
     key, problem = None, None
     index, offset = first - 1, None
-    position = first - sum(other < first for other in unusable)  # of the next group that is usable
+    position = first - sum(index_before < first for index_before in unusable)  # the position of the next usable group
     can_seek = tars.can_seek(tar)
     members: dict[str, bytes | None] = {}
     places: dict[str, tuple[int, int]] = {}

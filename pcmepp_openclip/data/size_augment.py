@@ -13,17 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MASKED, REPLACED = 0.5, 0.1  # of the tokens that are changed; the others are deleted
+MASKED, REPLACED = 0.5, 0.1  # shares of the changed tokens; the others are deleted
 
 
 class TokenIds(NamedTuple):
-    """The ids of a tokenizer, by what they are for.
+    """The ids of a tokenizer, by their use.
 
     Arguments:
         mask: the id that stands for a masked token.
         pad: the padding at the end of a text. CLIP's is also the id of an ordinary token.
-        special: ids that stay as they are, such as SOT and EOT.
-        ordinary: ids that may replace another.
+        special: the ids that stay as they are, such as SOT and EOT.
+        ordinary: the ids that may replace another.
     """
 
     mask: int
@@ -33,7 +33,7 @@ class TokenIds(NamedTuple):
 
 
 def augment_captions(text_NL: Tensor, p: float, ids: TokenIds, rng: np.random.Generator) -> Tensor:
-    """Token ids [N, L] to augmented ones of the same shape; the input stays as it is."""
+    """Return augmented token ids [N, L] of the same shape. The input stays as it is."""
     is_text_NL = _is_text(text_NL, ids.pad)
     draw_NL = torch.from_numpy(rng.random(text_NL.shape))
     random_NL = ids.ordinary[torch.from_numpy(rng.integers(len(ids.ordinary), size=text_NL.shape))]
@@ -45,7 +45,7 @@ def augment_captions(text_NL: Tensor, p: float, ids: TokenIds, rng: np.random.Ge
 
 
 def cut_captions(text_NL: Tensor, p: float, ids: TokenIds, rng: np.random.Generator) -> Tensor:
-    """Token ids [N, L], where each caption is cut with probability `p` to a random run of its tokens.
+    """Return token ids [N, L] in which each caption is cut with probability `p` to a random run of its tokens.
 
     The length of the run is uniform between one token and all of them, and so is its place. Special tokens stay.
     """
@@ -60,11 +60,11 @@ def cut_captions(text_NL: Tensor, p: float, ids: TokenIds, rng: np.random.Genera
 
 
 def _is_text(text_NL: Tensor, pad: int) -> Tensor:
-    """Whether each token is not of the padding at the end."""
+    """Return whether each token lies before the padding at the end."""
     return (text_NL != pad).flip(1).cummax(dim=1).values.flip(1)
 
 
 def _deleted(text_NL: Tensor, is_deleted_NL: Tensor, pad: int) -> Tensor:
-    """The texts without some of their tokens: the rest moves up, and padding is added at the end."""
+    """Return the texts without some of their tokens: the rest moves up, and padding is added at the end."""
     order_NL = is_deleted_NL.byte().argsort(dim=1, stable=True)
     return text_NL.masked_fill(is_deleted_NL, pad).gather(1, order_NL)

@@ -1,7 +1,7 @@
-"""The manifest of a source: how many usable samples each shard holds.
+"""The manifest of a source: the number of usable samples in each shard.
 
 `sizes.json`, next to the shards, has open_clip's own format: {basename: samples}. `sizes.report.json`, next to it,
-holds what `pcmepp data count` found; training takes from it which groups of a shard to skip, and where groups begin.
+holds the report of `pcmepp data count`; training takes from it the groups of a shard to skip, and offsets of groups.
 Both may come from elsewhere: they are parsed as JSON and checked, and only numbers are taken from them.
 """
 
@@ -19,19 +19,19 @@ from .streams import read_file
 
 SIZES = "sizes.json"
 NO_FILE = object()  # unlike None, which is the content of a file with "null"
-MAX_SAMPLES = 10**9  # per shard, which would have terabytes
+MAX_SAMPLES = 10**9  # the limit for a shard, which would have terabytes
 MAX_TAR_BYTES = 1 << 50
-MAX_OFFSETS = 32  # per shard: a reader that starts in its middle reads at most about 1/16 of it needlessly
+MAX_OFFSETS = 32  # a reader that starts within a shard then reads at most about 1/16 of it needlessly
 
 
 @dataclass(frozen=True)
 class ShardSize:
-    """What a manifest says of a shard.
+    """A manifest's entry for a shard.
 
     Arguments:
-        samples: usable ones.
-        unusable: indices of the groups that are not.
-        offsets: where every `stride`-th group begins in the tar, in bytes, the first one included; empty if unknown.
+        samples: the number of usable samples.
+        unusable: the indices of the groups that are unusable.
+        offsets: the offset in bytes of every `stride`-th group in the tar, from the first one on; empty if unknown.
     """
 
     samples: int
@@ -40,9 +40,9 @@ class ShardSize:
     offsets: tuple[int, ...] = ()
 
     def entry(self, start: int) -> tuple[int, int]:
-        """The last group with a known offset that is not after position `start` (see `shards`): its index and offset.
+        """Return index and offset of the last group with a known offset that is not after position `start`.
 
-        Positions do not count the groups that are unusable.
+        Positions do not count the groups that are unusable, see `shards`.
         """
         unusable = sorted(self.unusable)
         for i in range(len(self.offsets) - 1, 0, -1):
@@ -52,7 +52,7 @@ class ShardSize:
         return 0, 0
 
 
-UNKNOWN_SIZE = ShardSize(0)  # of a shard that was not counted
+UNKNOWN_SIZE = ShardSize(0)  # stands for a shard that was not counted
 
 
 class OffsetRecorder:
@@ -70,18 +70,18 @@ class OffsetRecorder:
             self.stride, self.offsets = 2 * self.stride, self.offsets[::2]
 
 
-def read_sizes(source: Source, given: str | None = None) -> list[ShardSize] | None:
-    """The size of each shard of a source, in order; None if it was never counted.
+def read_sizes(source: Source, sizes_file: str | None = None) -> list[ShardSize] | None:
+    """Return the size of each shard of a source, in order; None if it was never counted.
 
     Arguments:
-        given: a sizes.json of `--train-data-sizes`, instead of the one next to the shards.
+        sizes_file: a sizes.json of `--train-data-sizes`, instead of the one next to the shards.
     """
     folders: dict[str | None, dict[str, ShardSize] | None] = {}
     sizes = []
     for shard in source.shards:
-        place = given or sibling(shard, SIZES)
+        place = sizes_file or sibling(shard, SIZES)
         if place not in folders:
-            folders[place] = _read_folder(place, required=given is not None)
+            folders[place] = _read_folder(place, required=sizes_file is not None)
         folder = folders[place]
         if folder is None:
             return None
@@ -93,7 +93,7 @@ def read_sizes(source: Source, given: str | None = None) -> list[ShardSize] | No
 
 
 def count_command(source: Source) -> str:
-    """The command that counts a source."""
+    """Return the command that counts a source."""
     pattern = f"{source.name}={redact(source.pattern)}"
     if all(writable(shard) for shard in source.shards):
         return f"pcmepp data count '{pattern}'"
@@ -101,7 +101,7 @@ def count_command(source: Source) -> str:
 
 
 def writable(shard: str) -> bool:
-    """Whether a file can be written next to a shard."""
+    """Return whether a file can be written next to a shard."""
     return kind(shard) == "local"
 
 
@@ -122,18 +122,18 @@ def _read_folder(place: str | None, required: bool) -> dict[str, ShardSize] | No
                 f"{redact(place)} says that {shown(name)} has more than {MAX_SAMPLES:,} samples: delete it and run "
                 "`pcmepp data count` again."
             )
-    found = {name: ShardSize(count) for name, count in counted.items()}
-    return {**found, **_reported(_read_json(report_path(place)), counted)}
+    entries = {name: ShardSize(count) for name, count in counted.items()}
+    return {**entries, **_reported(_read_json(report_path(place)), counted)}
 
 
 def report_path(place: str) -> str:
-    """The path of the report that belongs to a sizes.json."""
+    """Return the path of the report that belongs to a sizes.json."""
     path, mark, query = place.partition("?") if kind(place) == "http" else (place, "", "")
     return path.removesuffix(".json") + ".report.json" + mark + query
 
 
 def _reported(report: Any, counted: dict[str, int]) -> dict[str, ShardSize]:
-    """What a report adds, for shards whose count in it is that of the sizes.json."""
+    """Return the entries of a report for shards whose count in it is that of the sizes.json."""
     out = {}
     shards = report.get("shards") if isinstance(report, dict) else None
     for name, entry in shards.items() if isinstance(shards, dict) else ():
@@ -147,7 +147,7 @@ def _reported(report: Any, counted: dict[str, int]) -> dict[str, ShardSize]:
 
 
 def _offsets(entry: dict) -> tuple[int, tuple[int, ...]]:
-    """Stride and offsets, if they can be right."""
+    """Return stride and offsets of a report's entry, or none if they cannot be right."""
     stride, offsets = entry.get("stride"), entry.get("offsets")
     if type(stride) is not int or not 1 <= stride <= MAX_SAMPLES or not isinstance(offsets, list):
         return 1, ()
@@ -169,7 +169,7 @@ def _read_json(place: str) -> Any:
         return NO_FILE
     except LostShard as error:
         raise ValueError(f"The sizes of the shards cannot be read: {error}. Is the server up?") from None
-    except OSError as error:  # a folder, a disk that fails
+    except OSError as error:  # the place is a folder, or the disk fails
         raise ValueError(f"{redact(place)} cannot be read: {error.strerror or type(error).__name__}.") from None
     try:
         return json.loads(data)
@@ -178,12 +178,12 @@ def _read_json(place: str) -> Any:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """In one step: a reader sees the old file or the new one. ValueError if it cannot be written."""
+    """Write JSON in one step, so that a reader sees the old file or the new one; ValueError if it cannot be written."""
     write_whole(path, lambda temporary: temporary.write_text(json.dumps(value, indent=1), encoding="utf-8"))
 
 
 def merge_json(path: Path, new: dict) -> dict:
-    """The content of a file, with the entries of `new` added or replaced."""
+    """Return the content of a file, with the entries of `new` added or replaced."""
     old = _read_json(str(path))
     return {**old, **new} if isinstance(old, dict) else new
 

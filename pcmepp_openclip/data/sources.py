@@ -21,7 +21,7 @@ _HF = re.compile(r"hf://datasets/(?P<repo>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))
 MAX_SHARDS = 1_000_000
 SCHEMES = ("http", "https", "hf", "s3", "gs", "az", "file")
 OBJECT_STORES = {"s3": ("s3fs", "s3"), "gs": ("gcsfs", "gcs"), "az": ("adlfs", "azure")}
-"""The package that reads each kind of object store, and the extra of this package that installs it."""
+"""Package and extra by kind of object store: the package reads it, the extra of this package installs the package."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Source:
 
 
 def parse_sources(text: str, flag: str = "--train-data") -> list[Source]:
-    """The sources of a pattern; ValueError for a pattern that cannot be parsed or that matches nothing."""
+    """Return the sources of a pattern; ValueError for a pattern that cannot be parsed or that matches nothing."""
     sources: list[Source] = []
     parts = [part for part in text.split("::") if part]
     for index, part in enumerate(parts, 1):
@@ -60,7 +60,7 @@ def parse_sources(text: str, flag: str = "--train-data") -> list[Source]:
 
 
 def _least(pattern: str) -> int:
-    """A lower bound of the number of shards that a pattern expands to, without expanding it."""
+    """Return a lower bound of the number of shards that a pattern expands to, without expanding it."""
     ranges = re.findall(r"\{(-?\d{1,20})\d*\.\.(-?\d{1,20})", pattern)
     lists = re.findall(r"\{([^{}]*,[^{}]*)\}", pattern)
     nested = "{" in re.sub(r"\{[^{}]*\}", "", pattern)
@@ -69,7 +69,7 @@ def _least(pattern: str) -> int:
 
 
 def expand(pattern: str, flag: str = "--train-data") -> tuple[str, ...]:
-    """Braces as the shell and open_clip expand them; `*` in local paths and Hugging Face repos."""
+    """Expand braces as the shell and open_clip do, and `*` in local paths and Hugging Face repos."""
     from braceexpand import braceexpand
 
     if "\0" in pattern:
@@ -83,7 +83,7 @@ def expand(pattern: str, flag: str = "--train-data") -> tuple[str, ...]:
         ) from None
     if not few or len(shards) > MAX_SHARDS:
         raise ValueError(f"{flag}: {shown(redact(pattern))} expands to more than {MAX_SHARDS:,} shards.")
-    found: list[str] = []
+    matches: list[str] = []
     for shard in shards:
         if kind(shard) == "unknown":
             raise ValueError(
@@ -98,20 +98,20 @@ def expand(pattern: str, flag: str = "--train-data") -> tuple[str, ...]:
             )
         if kind(shard) == "local" and "*" in shard:
             # A file may be called like a command or a URL: "./" keeps it a file.
-            found += [name if kind(name) == "local" else f"./{name}" for name in sorted(glob.glob(local_path(shard)))]
+            matches += [name if kind(name) == "local" else f"./{name}" for name in sorted(glob.glob(local_path(shard)))]
         elif kind(shard) == "hf":
-            found += _expand_hf(shard, flag)
+            matches += _expand_hf(shard, flag)
         else:
-            found.append(shard)
-    if not found:
+            matches.append(shard)
+    if not matches:
         raise ValueError(f"{flag}: no shard matches {shown(redact(pattern))}.")
-    if len(set(found)) != len(found):
+    if len(set(matches)) != len(matches):
         raise ValueError(f"{flag}: {shown(redact(pattern))} contains the same shard twice.")
-    return tuple(found)
+    return tuple(matches)
 
 
 def kind(shard: str) -> str:
-    """'pipe', 'http', 'hf', 's3', 'gs', 'az', 'local', or 'unknown' for a scheme that has no reader."""
+    """Return 'pipe', 'http', 'hf', 's3', 'gs', 'az', 'local', or 'unknown' for a scheme that has no reader."""
     if shard.startswith("pipe:"):
         return "pipe"
     scheme = _SCHEME.match(shard)
@@ -128,7 +128,7 @@ def local_path(shard: str) -> str:
 
 
 def split_hf(shard: str) -> tuple[str, str | None, str]:
-    """Repo, revision and path of an `hf://datasets/...` shard."""
+    """Return repo, revision and path of an `hf://datasets/...` shard."""
     match = _HF.fullmatch(shard)
     assert match
     return match["repo"], match["revision"], match["path"]
@@ -152,7 +152,9 @@ def _expand_hf(shard: str, flag: str) -> list[str]:
 
 
 def shard_key(shard: str) -> str:
-    """The name of a shard in a sizes.json: its basename, or for a pipe that of the last .tar in the command."""
+    """Return the name of a shard in a sizes.json: its basename, or the basename of the last .tar in a pipe's
+    command.
+    """
     if kind(shard) == "pipe":
         tars = re.findall(r"[\w.-]+\.(?:tar|tgz)\b(?:\.\w+)?", shard)
         return tars[-1] if tars else shard.split()[-1].rsplit("/", 1)[-1]
@@ -160,7 +162,7 @@ def shard_key(shard: str) -> str:
 
 
 def sibling(shard: str, name: str) -> str | None:
-    """The place of a file next to the shard; None for a pipe, which has no folder."""
+    """Return the place of a file next to the shard, or None for a pipe, which has no folder."""
     if kind(shard) == "pipe":
         return None
     if kind(shard) == "http":
@@ -172,11 +174,11 @@ def sibling(shard: str, name: str) -> str | None:
 
 
 def label(shard: str) -> str:
-    """A shard as logs and errors may show it."""
+    """Return a shard as logs and errors may show it."""
     return printable(redact(shard))
 
 
 def shown(name: str) -> str:
-    """An untrusted name as messages may show it: on one line, and not too long."""
+    """Return an untrusted name as messages may show it: on one line, and not too long."""
     name = printable(name).replace("\n", "\\n").replace("\t", "\\t")
     return name if len(name) < 200 else f"{name[:200]}..."

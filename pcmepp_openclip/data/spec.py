@@ -1,4 +1,6 @@
-"""Flags to a `DataSpec`: sources with sizes, the mix, the length of an epoch. Or one sentence that says why not."""
+"""Flags to a `DataSpec`: sources with sizes, the mix and the length of an epoch. A mistake is a ValueError of one
+sentence.
+"""
 
 from dataclasses import dataclass, field, replace
 
@@ -17,10 +19,11 @@ class DataSpec:
     """The training data of a run, resolved once per rank. Its `repr` shows no credentials.
 
     Arguments:
-        sources: none if the training data are read by open_clip.
-        sizes: of the shards of each source, None for a source that was not counted.
+        sources: the sources; none if the training data are read by open_clip.
+        sizes: the sizes of the shards of each source, None for a source that was not counted.
         shares: the wanted share of each source in a resampled epoch; None for an exact pass.
-        samples: per epoch, over all ranks, before the last batch is filled; an image counts once per caption.
+        samples: the samples per epoch over all ranks, before the last batch is filled; an image counts once per
+            caption.
         samples_per_step: an epoch is filled up to a multiple of it, so that its steps do not depend on the ranks.
     """
 
@@ -32,17 +35,17 @@ class DataSpec:
     samples_per_step: int = 1
 
     def filled(self, samples: int) -> int:
-        """So many samples, filled up to whole steps."""
+        """Return a number of samples, filled up to whole steps."""
         return -(-samples // self.samples_per_step) * self.samples_per_step
 
     @property
     def totals(self) -> list[int | None]:
-        """The usable samples of each source, None for a source that was not counted."""
+        """Return the usable samples of each source, None for a source that was not counted."""
         return [None if sizes is None else _total(sizes) for sizes in self.sizes]
 
     @property
     def source_shares(self) -> dict[str, float]:
-        """The share of each source in an epoch by name, empty where it is not known."""
+        """Return the share of each source in an epoch by name, empty if it is not known."""
         names, totals = [source.name for source in self.sources], self.totals
         if self.shares is not None:
             return dict(zip(names, self.shares, strict=True))
@@ -58,8 +61,8 @@ def resolve(flags: DataFlags, *, ranks: int = 1, samples_per_step: int = 1, chec
     """Parse the sources, read their sizes and compute the mix and the length of an epoch; ValueError for a mistake.
 
     Arguments:
-        ranks: processes that train.
-        samples_per_step: --global-batch-size, 1 without it: an epoch may then end within a step.
+        ranks: the number of processes that train.
+        samples_per_step: the --global-batch-size. Without it this is 1, and an epoch may end within a step.
         check: whether to look into the shards, too. One rank is enough for that.
     """
     check_caption_flags(flags)
@@ -72,8 +75,8 @@ def resolve(flags: DataFlags, *, ranks: int = 1, samples_per_step: int = 1, chec
             check_source(source, flags.train_data_max_pixels, min(2, flags.train_data_retries))
         if flags.captions != FIRST:
             check_several_captions(sources, flags.captions, min(2, flags.train_data_retries))
-    given = _given_sizes(flags.train_data_sizes, sources)
-    sizes = [read_sizes(source, given.get(source.name)) for source in sources]
+    sizes_files = _sizes_files(flags.train_data_sizes, sources)
+    sizes = [read_sizes(source, sizes_files.get(source.name)) for source in sources]
     shares, samples = _shares(flags, sources, sizes), _samples(flags, sources, sizes)
     if samples_per_step > samples:
         raise ValueError(
@@ -89,7 +92,7 @@ def resolve(flags: DataFlags, *, ranks: int = 1, samples_per_step: int = 1, chec
 
 
 def check_counted(spec: DataSpec, flag: str) -> None:
-    """ValueError if a source was not counted, which `flag` needs."""
+    """Raise ValueError if a source was not counted, which `flag` needs."""
     for source, sizes in zip(spec.sources, spec.sizes, strict=True):
         if sizes is None:
             raise ValueError(f"{flag} needs counts, which source '{source.name}' lacks: run `{count_command(source)}`.")
@@ -111,8 +114,8 @@ def _check_captions(spec: DataSpec) -> None:
             )
 
 
-def _given_sizes(text: str | None, sources: list[Source]) -> dict[str, str]:
-    given = {}
+def _sizes_files(text: str | None, sources: list[Source]) -> dict[str, str]:
+    files = {}
     for part in text.split(",") if text else ():
         name, equals, path = part.strip().partition("=")
         if not equals:
@@ -122,8 +125,8 @@ def _given_sizes(text: str | None, sources: list[Source]) -> dict[str, str]:
                 f"--train-data-sizes: --train-data has no source '{name}'; "
                 f"it has {', '.join(source.name for source in sources)}."
             )
-        given[name] = path
-    return given
+        files[name] = path
+    return files
 
 
 def _shares(flags: DataFlags, sources: list[Source], sizes: list[list[ShardSize] | None]) -> list[float] | None:
@@ -172,7 +175,7 @@ def _total(sizes: list[ShardSize] | None) -> int:
 
 
 def summarize(spec: DataSpec) -> list[dict]:
-    """Each source as a run's record has it: name, samples and share of an epoch, None for what is not known."""
+    """Return name, samples and share of each source for the record of a run, None for a number that is not known."""
     return [
         {"name": source.name, "samples": total, "share": spec.source_shares.get(source.name)}
         for source, total in zip(spec.sources, spec.totals, strict=True)

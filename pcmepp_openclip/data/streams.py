@@ -1,4 +1,4 @@
-"""The bytes of a shard, wherever it is: a local file, a URL, or the output of a `pipe:` command."""
+"""The bytes of a shard from a local file, a URL, or the output of a `pipe:` command."""
 
 import io
 import os
@@ -18,15 +18,15 @@ BUFFER_BYTES = 1 << 20
 def open_shard(
     shard: str, retries: int = 5, on_retry: Callable[[], None] = lambda: None, position: int = 0
 ) -> BinaryIO:
-    """The shard as a buffered file, from a position on. It can seek forward if what lies between need not be read.
+    """Return the shard as a buffered file from a position on. Raises MissingShard or LostShard, also while it is read.
 
-    Raises MissingShard or LostShard on opening and on reading.
+    It can seek forward if the bytes in between need not be read.
     """
     if kind(shard) == "local":
         try:
             file = open(local_path(shard), "rb", buffering=1 << 17)  # noqa: SIM115
             if position:
-                file.seek(min(position, os.fstat(file.fileno()).st_size))  # not beyond what a file system knows
+                file.seek(min(position, os.fstat(file.fileno()).st_size))  # file systems have a limit beyond the end
             return file
         except OSError as error:
             raise MissingShard(f"{label(shard)}: {error.strerror}") from None
@@ -40,7 +40,7 @@ def open_shard(
 
 
 def read_file(place: str, limit: int = 1 << 26) -> bytes:
-    """A small file as a whole; MissingShard if there is none."""
+    """Return the content of a small file. Raises MissingShard if there is none."""
     with open_shard(place, retries=2) as file:
         data = file.read(limit + 1)
     if len(data) > limit:

@@ -1,11 +1,11 @@
-"""What became of the samples of an epoch: counts by source and cause, added up over workers and ranks."""
+"""The counts of used and unusable samples of an epoch, by source and cause, added up over workers and ranks."""
 
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 Event = tuple[int, str]
-"""Source index and cause."""
+"""A pair of source index and cause."""
 
 
 @dataclass
@@ -13,13 +13,13 @@ class Tally:
     """Counts that travel from the workers along with the batches, and add up.
 
     Arguments:
-        met: samples read from shards, usable or not.
-        used: delivered samples, by source index.
-        lost: unusable samples, by source index and cause.
-        retries: resumed connections, by source index.
-        filled: samples delivered a second time to fill the last batch.
-        stood_in: samples delivered a second time in place of unusable ones.
-        first: where each cause was first seen.
+        met: the samples read from shards, usable or not.
+        used: the delivered samples, by source index.
+        lost: the unusable samples, by source index and cause.
+        retries: the resumed connections, by source index.
+        filled: the samples delivered a second time to fill the last batch.
+        stood_in: the samples delivered a second time in place of unusable ones.
+        first: the place where each cause was first seen.
     """
 
     met: int = 0
@@ -37,17 +37,17 @@ class Tally:
             self.lost[source, cause] += count
             self.first.setdefault((source, cause), where)
 
-    def add(self, other: "Tally") -> None:
-        self.met += other.met
-        self.used.update(other.used)
-        self.lost.update(other.lost)
-        self.retries.update(other.retries)
-        self.filled += other.filled
-        self.stood_in += other.stood_in
-        self.first = {**other.first, **self.first}
+    def add(self, part: "Tally") -> None:
+        self.met += part.met
+        self.used.update(part.used)
+        self.lost.update(part.lost)
+        self.retries.update(part.retries)
+        self.filled += part.filled
+        self.stood_in += part.stood_in
+        self.first = {**part.first, **self.first}
 
     def take(self) -> "Tally":
-        """What was counted since the last call."""
+        """Return the counts since the last call, and start from zero."""
         taken = Tally()
         for name in vars(self):
             ours, theirs = getattr(self, name), getattr(taken, name)
@@ -56,12 +56,12 @@ class Tally:
         return taken
 
     def to_plain(self) -> dict[str, Any]:
-        """As plain types for JSON, whose keys can only be strings: dictionaries as lists of pairs."""
+        """Return the counts as plain types for JSON. Dictionaries are lists of pairs, since JSON's keys are strings."""
         return {name: list(value.items()) if isinstance(value, dict) else value for name, value in vars(self).items()}
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> "Tally":
-        """The inverse of `to_plain`."""
+        """Return the inverse of `to_plain`."""
         tally = cls(met=plain["met"], filled=plain["filled"], stood_in=plain["stood_in"])
         for name in ("used", "retries"):
             getattr(tally, name).update(dict(plain[name]))
@@ -71,11 +71,11 @@ class Tally:
 
     @property
     def bad_share(self) -> float:
-        """The fraction of unusable samples among all samples read."""
+        """Return the fraction of unusable samples among all samples read."""
         return sum(self.lost.values()) / max(1, self.met)
 
     def judge(self, names: list[str], most: float, enough: int) -> None:
-        """ValueError if a larger fraction than `most` is unusable, once `enough` samples were met."""
+        """Raise ValueError if a larger fraction than `most` is unusable, once `enough` samples were met."""
         if self.bad_share > most and self.met >= enough:
             raise ValueError(
                 f"--train-data: {100 * self.bad_share:.1f} % of the samples are unusable, more than "
@@ -83,19 +83,19 @@ class Tally:
             )
 
     def shares(self, names: list[str]) -> dict[str, float]:
-        """The realised mix: the share of each source in the samples delivered."""
+        """Return the realised mix: the share of each source in the samples delivered."""
         total = max(1, sum(self.used.values()))
         return {name: self.used[source] / total for source, name in enumerate(names)}
 
     def by_source(self, names: list[str]) -> dict[str, dict[str, int]]:
-        """Lost samples as {source: {cause: count}}, sources without any left out."""
+        """Return the lost samples as {source: {cause: count}}, without sources that lost none."""
         out: dict[str, dict[str, int]] = {}
         for (source, cause), count in sorted((+self.lost).items()):
             out.setdefault(names[source], {})[cause] = count
         return out
 
     def lines(self, names: list[str], wanted: dict[str, float] | None = None) -> list[str]:
-        """The summary as text."""
+        """Return the summary as text."""
         total = sum(self.used.values())
         mix = [
             f"{name} {100 * share:.2f} %" + (f" (wanted {100 * wanted[name]:.2f} %)" if wanted else "")

@@ -12,10 +12,10 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-MAX_HEADER_BYTES = 1 << 14  # for a long name or a pax header; a path in Linux has at most 4096
+MAX_HEADER_BYTES = 1 << 14  # the limit for a long name or a pax header; a path in Linux has at most 4096
 MAX_MEMBER_BYTES = 1 << 40
-MAX_PADDING_BYTES = 1 << 30  # after the end mark
-MAX_EXPANSION = 30  # ratio, for a compressed tar: images do not compress, headers and captions do
+MAX_PADDING_BYTES = 1 << 30  # the limit for zeros after the end mark
+MAX_EXPANSION = 30  # the limit for a compressed tar: images do not compress, headers and captions do
 UNCHECKED_BYTES = 1 << 26  # up to this size the expansion is not checked
 _CHUNK = 1 << 18
 _HEADERS_OF_HEADERS = (
@@ -25,7 +25,7 @@ _HEADERS_OF_HEADERS = (
     tarfile.XGLTYPE,
     tarfile.SOLARIS_XHDTYPE,
 )
-# Everything that reading a tar may raise.
+# Reading a tar may raise any of these.
 ERRORS = (
     *(tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError),
     *(OverflowError, RecursionError, MemoryError),
@@ -33,7 +33,7 @@ ERRORS = (
 
 
 class Expands(tarfile.TarError):
-    """A compressed tar expands to much more than the size of its file."""
+    """Raised for a compressed tar that expands to much more than the size of its file."""
 
 
 class Header(tarfile.TarInfo):
@@ -50,7 +50,7 @@ class Header(tarfile.TarInfo):
         return info
 
     def _proc_member(self, tar: tarfile.TarFile) -> "Header":
-        """tarfile's entry point for a header of any type, called before the header is used."""
+        """Check the size of a header of any type. tarfile calls this before it uses the header."""
         limit = MAX_HEADER_BYTES if self.type in _HEADERS_OF_HEADERS else MAX_MEMBER_BYTES
         if not 0 <= self.size <= limit:
             raise tarfile.ReadError(f"a header says {_short(self.size)} bytes")
@@ -83,7 +83,7 @@ class Header(tarfile.TarInfo):
 
 
 def _pax_fields(data: bytes) -> dict[str, str]:
-    """Path and size of a pax header: one line "LENGTH KEYWORD=VALUE" per record."""
+    """Return the path and size of a pax header: one line "LENGTH KEYWORD=VALUE" per record."""
     fields, at = {}, 0
     while at < len(data):
         blank = data.find(b" ", at, at + 8)
@@ -107,11 +107,11 @@ def _short(size: int) -> str:
 
 
 def open_tar(file: BinaryIO, position: int = 0) -> tarfile.TarFile:
-    """The tar in a buffered file, compressed or not. In a seekable file, unwanted members are skipped, not read.
+    """Return the tar in a buffered file, compressed or not. In a seekable file, unwanted members are skipped.
 
     Arguments:
-        position: where the file is opened, if that is not its beginning but the header of a member. ReadError if there
-            is none.
+        position: the position at which the file is opened, if that is not its beginning but the header of a member.
+            ReadError if there is no header.
     """
     start = file.peek(10)[:10] if not position else b""  # type: ignore[attr-defined]
     unpack: Any = None
@@ -122,11 +122,11 @@ def open_tar(file: BinaryIO, position: int = 0) -> tarfile.TarFile:
     elif start[:4] == b"\x5d\x00\x00\x80" or start[:5] == b"\xfd7zXZ":
         unpack = lzma.LZMAFile
     if unpack is not None:
-        packed = _Counted(file)
+        packed = _CountingReader(file)
         how = {"fileobj": packed, "mode": "rb"} if unpack is gzip.GzipFile else {"filename": packed}
-        unpacked: Any = _Forwards(unpack(**how), packed)
+        unpacked: Any = _ForwardReader(unpack(**how), packed)
     else:
-        unpacked = file if file.seekable() else _Forwards(file, position=position)
+        unpacked = file if file.seekable() else _ForwardReader(file, position=position)
     tar = tarfile.TarFile(fileobj=unpacked, tarinfo=Header)
     if position and tar.firstmember is None:  # type: ignore[attr-defined]
         raise tarfile.ReadError("no header")
@@ -134,12 +134,12 @@ def open_tar(file: BinaryIO, position: int = 0) -> tarfile.TarFile:
 
 
 def can_seek(tar: tarfile.TarFile) -> bool:
-    """Whether its file can be entered at the offset of a member."""
-    return not isinstance(tar.fileobj, _Forwards)
+    """Return whether the file of a tar can be entered at the offset of a member."""
+    return not isinstance(tar.fileobj, _ForwardReader)
 
 
 def members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """The headers of all members, in order; ReadError if anything follows the end mark."""
+    """Yield the headers of all members, in order; ReadError if anything follows the end mark."""
     while (info := tar.next()) is not None:
         tar.members.clear()  # type: ignore[attr-defined]  # tarfile keeps every header otherwise
         yield info
@@ -154,7 +154,7 @@ def members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 
 
 def content(tar: tarfile.TarFile, info: tarfile.TarInfo) -> bytes:
-    """The content of a member, which must be the last one that `members` returned."""
+    """Return the content of a member, which must be the last one that `members` returned."""
     assert tar.fileobj is not None
     tar.fileobj.seek(info.offset_data)
     data = tar.fileobj.read(info.size)
@@ -164,13 +164,18 @@ def content(tar: tarfile.TarFile, info: tarfile.TarInfo) -> bytes:
 
 
 def is_link(info: tarfile.TarInfo) -> bool:
-    """Whether a member is a hard or symbolic link, whose content is elsewhere. Links are not followed: a stream cannot
-    go back to their target."""
+    """Return whether a member is a hard or symbolic link, whose content is elsewhere.
+
+    Links are not followed: a stream cannot go back to their target.
+    """
     return info.islnk() or info.issym()
 
 
 def split_name(path: str) -> tuple[str, str] | None:
-    """Key and suffix of a member, split as webdataset does, whose regular expression takes quadratic time."""
+    """Return the key and suffix of a member, split as webdataset does.
+
+    webdataset's regular expression takes quadratic time.
+    """
     slash = path.rfind("/")
     dot = path.find(".", slash + 1)
     if dot < 0:
@@ -180,7 +185,7 @@ def split_name(path: str) -> tuple[str, str] | None:
     return path[:dot], path[dot + 1 :]
 
 
-class _Counted:
+class _CountingReader:
     """A file that counts the bytes that were read."""
 
     def __init__(self, file: BinaryIO):
@@ -192,10 +197,10 @@ class _Counted:
         return data
 
 
-class _Forwards:
+class _ForwardReader:
     """A file that only reads forward: seeking is reading. `packed` is the compressed file that it comes from."""
 
-    def __init__(self, file: Any, packed: _Counted | None = None, position: int = 0):
+    def __init__(self, file: Any, packed: _CountingReader | None = None, position: int = 0):
         self._file, self._packed, self._position = file, packed, position
 
     def read(self, size: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Whether the validation data can be read, before a model is built: they are needed after the first epoch only."""
+"""A check of the validation data before a model is built, since they are needed after the first epoch only."""
 
 import argparse
 import os
@@ -14,7 +14,7 @@ class ValidationFlags:
     Arguments:
         val_data: shards or a table, which may hold credentials, so that `repr` leaves it out; None for none.
         imagenet_val: a folder with one subfolder of images per class; None for none.
-        csv_img_key, csv_caption_key, csv_separator: of a table.
+        csv_img_key, csv_caption_key, csv_separator: the columns and the separator of a table.
     """
 
     val_data: str | None = field(repr=False)
@@ -26,8 +26,10 @@ class ValidationFlags:
 
     @classmethod
     def from_args(cls, args: argparse.Namespace, val_data: str | None) -> "ValidationFlags":
-        """Arguments:
-        val_data: as it was given; `args` has it without credentials.
+        """Take the flags from all arguments.
+
+        Arguments:
+            val_data: the value of --val-data as the user wrote it; `args` has it without credentials.
         """
         names = [each.name for each in fields(cls) if each.name != "val_data"]
         return cls(val_data, **{name: getattr(args, name) for name in names})
@@ -43,7 +45,7 @@ class ValidationFlags:
 
     @property
     def local_shards(self) -> list[str] | None:
-        """The paths of the shards, or None for a table, for other data, and where one of the shards is not local."""
+        """Return the paths of the shards, or None for a table, for other data, or if one shard is not local."""
         parts = (self.val_data or "").split("::")
         if not self.has_shards or any(kind(part) != "local" for part in parts):
             return None
@@ -51,7 +53,7 @@ class ValidationFlags:
 
 
 def check_validation(flags: ValidationFlags) -> None:
-    """ValueError if --val-data or --imagenet-val is missing or unreadable; only local files are looked at."""
+    """Raise ValueError if --val-data or --imagenet-val is missing or unreadable; only local files are looked at."""
     if flags.val_data and flags.has_shards:
         _check_shards(flags.val_data)
     elif flags.val_data and flags.is_table and flags.dataset_type != "synthetic":
@@ -61,7 +63,7 @@ def check_validation(flags: ValidationFlags) -> None:
 
 
 def _check_shards(val_data: str) -> None:
-    """All local ones must exist."""
+    """Raise ValueError if a local shard of --val-data cannot be read."""
     parts = val_data.split("::")
     local = [part for part in parts if kind(part) == "local"]
     if len(local) < len(parts) and any("*" in part for part in local):
@@ -104,8 +106,8 @@ def _check_table(path: str, flags: ValidationFlags) -> None:
 def _check_classes(folder: str) -> None:
     try:
         with os.scandir(folder) as entries:
-            found = any(entry.is_dir() for entry in entries)
+            has_folder = any(entry.is_dir() for entry in entries)
     except OSError as error:
         raise ValueError(f"--imagenet-val {folder} cannot be read ({error.strerror}); is the path right?") from None
-    if not found:
+    if not has_folder:
         raise ValueError(f"--imagenet-val {folder}: it must hold one subfolder of images per class.")

@@ -40,7 +40,7 @@ DISTANCES: dict[str, Distance] = {
 
 
 def get_distance(name: str | Distance) -> Distance:
-    """The registered distance of that name, ValueError if there is none; a distance is returned as it is."""
+    """Return the registered distance of that name, ValueError if there is none; a distance is returned as it is."""
     if isinstance(name, Distance):
         return name
     if name not in DISTANCES:
@@ -49,13 +49,14 @@ def get_distance(name: str | Distance) -> Distance:
 
 
 def trainable(distances: Mapping[str, Distance]) -> list[str]:
-    """The names of those that a model can be trained with."""
+    """Return the names of those that a model can be trained with."""
     return [name for name, distance in distances.items() if distance.trainable]
 
 
 def by_name(distances: Iterable[str] | Mapping[str, Distance] | None = None) -> dict[str, Distance]:
-    """Distances by name: the registered ones of these names, or those that are given, or, for None, the registered ones
-    that are ranked by in every evaluation."""
+    """Return distances by name: the registered ones of these names, or those that are given, or, for None, the
+    registered ones that are ranked by in every evaluation.
+    """
     if distances is None:
         return {name: distance for name, distance in DISTANCES.items() if distance.ranked_by_default}
     return dict(distances) if isinstance(distances, Mapping) else {name: get_distance(name) for name in distances}

@@ -66,7 +66,7 @@ def index_of(mean_MD: Tensor) -> Any:
 
 
 def load_faiss() -> Any:
-    """The package; ValueError where it is not installed."""
+    """Return the package; ValueError where it is not installed."""
     try:
         import faiss
     except ImportError:

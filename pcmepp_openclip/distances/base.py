@@ -69,11 +69,11 @@ class Distance:
         return self
 
     def factors(self, query: Gaussian, gallery: Gaussian) -> Factors | None:
-        """The form that needs no N x M x D, or None for a distance that has no such form."""
+        """Return the form that needs no N x M x D, or None for a distance that has no such form."""
         return None
 
     def matrix(self, a: Gaussian, b: Gaussian) -> Tensor:
-        """The distance of every Gaussian of `a` to every one of `b`, [N, M]."""
+        """Return the distance of every Gaussian of `a` to every one of `b`, [N, M]."""
         check_shapes(a, b)
         with full_precision(a.mean):
             factors = self._factors(a, b)
@@ -81,7 +81,7 @@ class Distance:
             return (distance_NM if factors.column_M is None else distance_NM + factors.column_M).float()
 
     def paired(self, a: Gaussian, b: Gaussian) -> Tensor:
-        """The distance of the i-th Gaussian of `a` to the i-th of `b`, [N]."""
+        """Return the distance of the i-th Gaussian of `a` to the i-th of `b`, [N]."""
         check_shapes(a, b)
         with full_precision(a.mean):
             factors = self._factors(a, b)

@@ -25,7 +25,7 @@ class CSD(Distance):
 
 
 def csd(a: Gaussian, b: Gaussian) -> Tensor:
-    """The closed-form sampled distance of every Gaussian of `a` to every one of `b`, see `CSD`.
+    """Return the closed-form sampled distance of every Gaussian of `a` to every one of `b`, see `CSD`.
 
     Arguments:
         a, b: `Gaussian`s of N and M samples.

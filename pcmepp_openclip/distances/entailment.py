@@ -30,8 +30,9 @@ class Entailment(Distance):
 
     @classmethod
     def of_scales(cls, match_scale: float, clip_scale: float) -> "Entailment":
-        """The score of a model with these scales: a of the matching logit and s of InfoNCE. From k = 0.9 on, where the
-        variance says next to nothing, the weight stays the same."""
+        """Return the score of a model with these scales: a of the matching logit and s of InfoNCE. From k = 0.9 on,
+        where the variance says next to nothing, the weight stays the same.
+        """
         k = min(2 * match_scale / clip_scale, 0.9)
         return cls(k / (2 * (1 - k)))
 

@@ -78,12 +78,12 @@ class MatchProbability(Distance):
 
 
 def draw(x: Gaussian, noise: Tensor) -> Tensor:
-    """Samples of each Gaussian, [N, J, D] in fp32, for noise [J, D] or [N, J, D]."""
+    """Return samples of each Gaussian, [N, J, D] in fp32, for noise [J, D] or [N, J, D]."""
     return x.mean.float()[:, None] + (0.5 * x.logvar.float()).exp()[:, None] * noise
 
 
 def sample_distances(z_NJD: Tensor, z_MJD: Tensor) -> Tensor:
-    """Euclidean distances between the samples of every Gaussian and those of every other, [N, M, J, J]."""
+    """Return the Euclidean distances between the samples of every Gaussian and those of every other, [N, M, J, J]."""
     (n, j, _), m = z_NJD.shape, len(z_MJD)
     product = (z_NJD.flatten(0, 1) @ z_MJD.flatten(0, 1).T).reshape(n, j, m, j).transpose(1, 2)
     square_NJ, square_MJ = (z.square().sum(dim=-1) for z in (z_NJD, z_MJD))
@@ -91,7 +91,7 @@ def sample_distances(z_NJD: Tensor, z_MJD: Tensor) -> Tensor:
 
 
 def paired_sample_distances(z_NJD: Tensor, other_NJD: Tensor) -> Tensor:
-    """The same for the i-th Gaussian of each, [N, J, J]."""
+    """Return the same for the i-th Gaussian of each, [N, J, J]."""
     square_NJ1, square_N1J = (z.square().sum(dim=-1, keepdim=True) for z in (z_NJD, other_NJD))
     return _root(square_NJ1 + square_N1J.mT - 2 * z_NJD @ other_NJD.mT)
 

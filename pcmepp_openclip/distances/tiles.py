@@ -15,12 +15,14 @@ CHUNK = {"cpu": 2**20, "cuda": 2**25}  # elements of a matrix held at a time: wh
 
 
 def elements_at_a_time(like: Tensor) -> int:
-    """How many elements the largest tensor of a tile, or of a chunk of rows, may have on the device of `like`."""
+    """Return how many elements the largest tensor of a tile, or of a chunk of rows, may have on the device of
+    `like`.
+    """
     return CHUNK.get(like.device.type, CHUNK["cuda"])
 
 
 def in_tiles(function: Callable[[Gaussian, Gaussian], Tensor], a: Gaussian, b: Gaussian, per_pair: int) -> Tensor:
-    """The matrix [N, M] of a function that returns the matrix of parts of both.
+    """Return the matrix [N, M] of a function that returns the matrix of parts of both.
 
     Arguments:
         function: takes Gaussians [n, D] and [m, D], and returns [n, m]; called again in the backward pass.

@@ -76,7 +76,7 @@ class PairBatch:
     noise_seed: int = 0
 
     def gather(self, x_n: Tensor) -> Tensor:
-        """The rows of all ranks, with gradients."""
+        """Return the rows of all ranks, with gradients."""
         return AllGather.apply(x_n) if self.world_size > 1 else x_n
 
     @property
@@ -141,7 +141,7 @@ class PairBatch:
         return terms if fused else PairTerms(terms.contrastive, *self._matching(), *terms[4:])
 
     def match_logits(self, rows: slice) -> Tensor:
-        """The matching logits of some of this rank's images with all texts, [rows, N], without gradients."""
+        """Return the matching logits of some of this rank's images with all texts, [rows, N], without gradients."""
         with torch.no_grad():
             if type(self.distance) is CSD:  # without the log-variances of other ranks
                 cosine_rN = self.images.mean[rows] @ self.all_text_means.T

@@ -45,7 +45,7 @@ class ChunkedClipLoss(nn.Module):
         logit_bias: Tensor | None = None,
         output_dict: bool = False,
     ) -> dict[str, Tensor] | Tensor:
-        """The loss, a 0-d tensor, or {"contrastive_loss": loss} with `output_dict`.
+        """Return the loss, a 0-d tensor, or {"contrastive_loss": loss} with `output_dict`.
 
         Arguments:
             image_features, text_features: of this rank's pairs, [n, D].

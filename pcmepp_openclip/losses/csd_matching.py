@@ -94,7 +94,7 @@ class MatchGradients:
         return dy
 
     def found(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The gradients of o_n, o_N, a and b, once all chunks were added."""
+        """Return the gradients of o_n, o_N, a and b, once all chunks were added."""
         assert self.column_sum_N is not None and self.dot is not None
         do_by_dy = self.dc_by_dy * -0.5
         dot = self.dot if self.logits.s is None else self.dot / self.logits.s
@@ -104,5 +104,5 @@ class MatchGradients:
 
 
 def plus(total: Tensor | None, part: Tensor) -> Tensor:
-    """The sum of the parts of all chunks; of the only one, where there is one, without a kernel."""
+    """Return the sum of the parts of all chunks; of the only one, where there is one, without a kernel."""
     return part if total is None else total + part

@@ -31,7 +31,7 @@ LOWEST = -1e30  # stands for the logarithm of 0: the difference of two infinitie
 
 @torch.no_grad()
 def calibration_diagnostics(batch: PairBatch) -> dict[str, Tensor]:
-    """The numbers by name, each a 0-d tensor that is the same on all ranks. Called on every rank.
+    """Return the numbers by name, each a 0-d tensor that is the same on all ranks. Called on every rank.
 
     `match_ratio`; `expected_matches`, the mean of m, which is the same for images and texts; `image_miscalibration` and
     `text_miscalibration`, the means of |log m|, 0 where every sample is calibrated; `image_slope`, `text_slope`,
@@ -83,7 +83,9 @@ def calibration_diagnostics(batch: PairBatch) -> dict[str, Tensor]:
 
 
 def slope_and_correlation(x_NS: Tensor, y_NS: Tensor) -> tuple[Tensor, Tensor]:
-    """The least-squares slope of y against x, and Pearson's correlation, [S] each; nan where they are not defined."""
+    """Return the least-squares slope of y against x, and Pearson's correlation, [S] each; nan where they are not
+    defined.
+    """
     x_NS, y_NS = x_NS - x_NS.mean(dim=0), y_NS - y_NS.mean(dim=0)
     product_S, square_S = (x_NS * y_NS).sum(dim=0), x_NS.square().sum(dim=0)
     return product_S / square_S, product_S / (square_S * y_NS.square().sum(dim=0)).sqrt()
@@ -124,6 +126,6 @@ class ColumnEntropy:
 
 
 def _without_own(z_rN: Tensor, first: int) -> Tensor:
-    """`z_rN` with -inf for the true pairs, in place."""
+    """Return `z_rN` with -inf for the true pairs, in place."""
     z_rN.diagonal(first).fill_(-torch.inf)
     return z_rN

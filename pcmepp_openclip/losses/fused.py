@@ -199,7 +199,7 @@ class MeanGradients:
 
 
 def chunks(v_nD: Tensor, columns: int) -> Iterator[slice]:
-    """The rows of a matrix with this many columns, in chunks of about equal size, as few as may be."""
+    """Yield the rows of a matrix with this many columns, in chunks of about equal size, as few as may be."""
     most = max(1, elements_at_a_time(v_nD) // columns)
     step = math.ceil(len(v_nD) / math.ceil(len(v_nD) / most))
     for start in range(0, len(v_nD), step):

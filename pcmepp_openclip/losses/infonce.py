@@ -56,8 +56,9 @@ class InfoNCE:
         self.columns = found if self.columns is None else _merged(self.columns, found)
 
     def finish(self, first: int) -> tuple[Tensor, Softmaxes]:
-        """The loss of each image and of each text of this rank, [2, n], and what the gradient needs, once all chunks
-        were added. Called on every rank."""
+        """Return the loss of each image and of each text of this rank, [2, n], and what the gradient needs, once all
+        chunks were added. Called on every rank.
+        """
         assert self.columns is not None
         max_N, log_q_N = self.columns
         n = len(self.true_n)
@@ -78,7 +79,7 @@ def _merged(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor,
 
 
 def infonce_gradient(z: Tensor, softmaxes: Softmaxes, rows: slice, first: int) -> Tensor:
-    """2N dL/dz of the chunk with the logits z, see above."""
+    """Return 2N dL/dz of the chunk with the logits z, see above."""
     dz = z.sub(softmaxes.true_n[rows, None]).add_(softmaxes.log_p_n[rows, None]).exp_()
     dz += z.sub(softmaxes.max_N).add_(softmaxes.log_q_N).exp_()
     dz.diagonal(rows.start + first).sub_(2)

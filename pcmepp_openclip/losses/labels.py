@@ -70,7 +70,7 @@ class Labels(NamedTuple):
 
     @classmethod
     def gathered(cls, own_id_n: Tensor, partner_id_n: Tensor, own_share_n: Tensor, world_size: int) -> "Labels":
-        """The labels of this rank, once it knows the ids of the texts of all ranks. Called on every rank."""
+        """Return the labels of this rank, once it knows the ids of the texts of all ranks. Called on every rank."""
         with torch.no_grad():
             text_id_N = AllGather.apply(own_id_n) if world_size > 1 else own_id_n
             return cls(own_id_n, partner_id_n, own_share_n.float(), text_id_N)
@@ -85,8 +85,8 @@ class Labels(NamedTuple):
     def true_pairs(
         self, logits: Callable[[slice], Tensor], chunks: Iterable[slice], image_key_n: Tensor, text_key_N: Tensor
     ) -> LabelledPairs:
-        """The true pairs of all rows and columns: one more visit to the matrix, since a column is whole only after all
-        of its rows. Called on every rank.
+        """Return the true pairs of all rows and columns: one more visit to the matrix, since a column is whole only
+        after all of its rows. Called on every rank.
 
         Arguments:
             logits: the matching logits of some rows, [r, N].

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def matching_logits(distance_NM: Tensor, a: Tensor | float, b: Tensor | float) -> Tensor:
-    """The log-odds of a match, -a d + b, for distances d."""
+    """Return the log-odds of a match, -a d + b, for distances d."""
     return -a * distance_NM + b
 
 

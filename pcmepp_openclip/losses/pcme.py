@@ -37,8 +37,9 @@ def pcme_noise(seed: int, pairs: int, samples: int, like_ND: Tensor) -> Tensor:
 
 
 def pcme(batch: PairBatch) -> Tensor:
-    """This rank's share of the loss, a 0-d tensor: its images with all texts, in chunks of rows, which are computed
-    again in the backward pass, so that nothing of N x N x J^2 elements is held."""
+    """Return this rank's share of the loss, a 0-d tensor: its images with all texts, in chunks of rows, which are
+    computed again in the backward pass, so that nothing of N x N x J^2 elements is held.
+    """
     n, N, samples = len(batch.images.mean), len(batch.all_texts.mean), batch.settings.pcme_samples
     own = slice(batch.first, batch.first + n)
     image_NJD, text_NJD = pcme_noise(batch.noise_seed, N, samples, batch.images.mean)
@@ -53,5 +54,5 @@ def pcme(batch: PairBatch) -> Tensor:
 
 
 def _log_no_match(z_rJD: Tensor, z_NJD: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """The sum over the pairs of some rows of log(1 - p)."""
+    """Return the sum over the pairs of some rows of log(1 - p)."""
     return log_mean_sigmoid(a * sample_distances(z_rJD, z_NJD) - b).sum()

@@ -95,7 +95,7 @@ class PCMEppLoss(nn.Module):
         own_share: Tensor | None = None,
         output_dict: bool = False,
     ) -> dict[str, Tensor] | Tensor:
-        """The weighted terms, `*_loss`, whose sum is the objective; that sum itself without `output_dict`.
+        """Return the weighted terms, `*_loss`, whose sum is the objective; that sum itself without `output_dict`.
 
         Arguments:
             image_features, text_features: means, l2-normalised, [n, D].
@@ -175,7 +175,7 @@ class PCMEppLoss(nn.Module):
         }
 
     def read_diagnostics(self) -> dict[str, float]:
-        """The diagnostics of the last call with `diagnose`, averaged over ranks. To be called on every rank."""
+        """Return the diagnostics of the last call with `diagnose`, averaged over ranks. To be called on every rank."""
         values = torch.stack(list(self.diagnostics.values()))
         if self.world_size > 1:
             values = MeanOverRanks.apply(values)

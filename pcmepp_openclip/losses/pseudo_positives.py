@@ -10,7 +10,7 @@ from .labels import LabelledPairs
 
 
 def pseudo_positive_targets(logits_NM: Tensor, targets_NM: Tensor) -> tuple[Tensor, Tensor]:
-    """Targets in which pseudo-positives count as matches, image to text and text to image.
+    """Return targets in which pseudo-positives count as matches, image to text and text to image.
 
     For an image v with true caption t, every caption t' with d(v, t') <= d(v, t) takes the target of (v, t); for a
     caption likewise over images. Three sources say three things: the paper's text defines the first direction
@@ -69,8 +69,9 @@ def raised_labels(
 
 
 def _pseudo_positives(y: Tensor, true_pairs: TruePairs, first: int) -> Iterator[Tensor]:
-    """Masks of the pairs of a chunk, without true pairs, that are at least as close as the true pair of their row, and
-    of their column."""
+    """Yield masks of the pairs of a chunk, without true pairs, that are at least as close as the true pair of their
+    row, and of their column.
+    """
     rows = slice(first, first + len(y))
     logit_N, image_key_N, text_key_N = true_pairs
     for threshold, tie in (

@@ -45,7 +45,7 @@ WEIGHT = "_weight"  # suffix of a term's key in a config; in a flag it is "-weig
 
 
 def loss_weights(given: dict[str, float]) -> dict[str, float]:
-    """The weight of every term in the order of `LOSSES`, by the name of the term.
+    """Return the weight of every term in the order of `LOSSES`, by the name of the term.
 
     Arguments:
         given: weights by key, such as {"match_weight": 2.0}; other terms have their default.
@@ -58,5 +58,5 @@ def loss_weights(given: dict[str, float]) -> dict[str, float]:
 
 
 def without_labels(weights: dict[str, float]) -> list[str]:
-    """The names of the terms among these, by name, that are switched on and take no soft labels."""
+    """Return the names of the terms among these, by name, that are switched on and take no soft labels."""
     return [name for name, weight in weights.items() if weight > 0 and not LOSSES[name].takes_labels]

@@ -27,12 +27,14 @@ from .fused import chunks
 
 
 def triplet_loss(cosine_NN: Tensor, margin: float = 0.2, hardest: bool = True) -> Tensor:
-    """The readable form, a 0-d tensor: both directions, for the cosines of a batch with its pairs on the diagonal."""
+    """Return the readable form, a 0-d tensor: both directions, for the cosines of a batch with its pairs on the
+    diagonal.
+    """
     return hinges(cosine_NN, 0, margin, hardest).mean() + hinges(cosine_NN.T, 0, margin, hardest).mean()
 
 
 def hinges(cosine_nN: Tensor, first: int, margin: float, hardest: bool) -> Tensor:
-    """The loss of each row, [n].
+    """Return the loss of each row, [n].
 
     Arguments:
         first: the column of the first row's own pair.
@@ -46,7 +48,8 @@ def hinges(cosine_nN: Tensor, first: int, margin: float, hardest: bool) -> Tenso
 
 
 def triplet(batch: PairBatch) -> Tensor:
-    """This rank's share of the loss, a 0-d tensor: its images against all texts, and its texts against all images.
+    """Return this rank's share of the loss, a 0-d tensor: its images against all texts, and its texts against all
+    images.
 
     The cosines are visited in chunks of rows, which are computed again in the backward pass.
     """

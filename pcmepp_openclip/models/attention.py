@@ -30,7 +30,7 @@ def single_query_attention(
 
 
 def attend(q_HNE: Tensor, weight_k: Tensor, weight_v: Tensor, x_NLC: Tensor, mask: Tensor | None) -> Tensor:
-    """The values that the queries attend to, without the bias of the values, [N, H * E].
+    """Return the values that the queries attend to, without the bias of the values, [N, H * E].
 
     Arguments:
         weight_k, weight_v: [H * E, C].

@@ -77,7 +77,7 @@ def new_bias(value: float | None, embed_dim: int) -> nn.Parameter | None:
 
 
 def logvar_of(x_NC: Tensor, projection_CD: Tensor, bias_D: Tensor | None) -> Tensor:
-    """The projection in fp32 whatever the precision: in bf16 a log-variance of -10 is only right to 3 %."""
+    """Return the projection in fp32 whatever the precision: in bf16 a log-variance of -10 is only right to 3 %."""
     with full_precision(x_NC):
         logvar_ND = x_NC.float() @ projection_CD.float()
         return logvar_ND if bias_D is None else logvar_ND + bias_D.float()

@@ -25,7 +25,8 @@ class CachedTokens:
         return len(self.mean_ND)
 
     def to(self, device: Any = None, dtype: torch.dtype | None = None, non_blocking: bool = False) -> "CachedTokens":
-        """The batch on another device. The dtype is that of the cache, whatever is asked for: open_clip's loop casts
-        images to the precision of the model, which here happens to the tokens alone, and only when they are used."""
+        """Return the batch on another device. The dtype is that of the cache, whatever is asked for: open_clip's loop
+        casts images to the precision of the model, which here happens to the tokens alone, and only when they are used.
+        """
         moved = {name: x for name, x in vars(self).items() if x is not None}
         return replace(self, **{name: x.to(device=device, non_blocking=non_blocking) for name, x in moved.items()})

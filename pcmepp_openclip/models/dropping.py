@@ -11,7 +11,7 @@ from ..gaussian import mixed_bits
 
 
 def kept_tokens(seed_N: Tensor, length: int, p: float) -> Tensor:
-    """Which tokens are kept, [N, L] of booleans; at least one of every sample. All tokens are alike, CLS too.
+    """Return which tokens are kept, [N, L] of booleans; at least one of every sample. All tokens are alike, CLS too.
 
     The draws are a hash of the seed and the index of a token: the same in each forward pass of a step, on any device.
 

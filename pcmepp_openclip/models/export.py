@@ -40,7 +40,7 @@ def export_model(
 
 
 def model_config_of(model: nn.Module, config: str | dict) -> dict:
-    """The content of `open_clip_config.json` for a model that was built from `config`, flags and all."""
+    """Return the content of `open_clip_config.json` for a model that was built from `config`, flags and all."""
     found = open_clip.get_model_config(config) if isinstance(config, str) else config
     if found is None:
         raise ValueError(f"There is no model config '{config}': see open_clip.list_models().")
@@ -53,7 +53,7 @@ def model_config_of(model: nn.Module, config: str | dict) -> dict:
 def write_folder(
     folder: Path, tensors: Mapping[str, Tensor], config: dict, card: str | None = None, tokenizer: Any = None
 ) -> Path:
-    """The folder, from its parts."""
+    """Return the folder, from its parts."""
     folder.mkdir(parents=True, exist_ok=True)
     config = json.loads(json.dumps(config))
     if tokenizer is not None:

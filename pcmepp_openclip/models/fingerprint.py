@@ -17,7 +17,7 @@ PROBES = ["", "a photo of a dog", "  Zwölf  Boxkämpfer_&amp;amp; 1 x 2 = 2!\t<
 
 
 def bank_fingerprint(model: nn.Module, tokenizer: Any) -> str:
-    """The fingerprint that a bank carries, and that the model must have which the bank is used with.
+    """Return the fingerprint that a bank carries, and that the model must have which the bank is used with.
 
     A bank holds means alone, so PCME++'s own tensors do not count, except for GPO of the means: a plain model and a
     probabilistic one of the same means share their banks, before and after the log-variances are trained.
@@ -26,7 +26,7 @@ def bank_fingerprint(model: nn.Module, tokenizer: Any) -> str:
 
 
 def model_fingerprint(model: nn.Module, tokenizer: Any) -> str:
-    """The fingerprint of the means and the log-variances of a model."""
+    """Return the fingerprint of the means and the log-variances of a model."""
     return _fingerprint(model, tokenizer, means_only=False)
 
 

@@ -55,7 +55,7 @@ class GPO(nn.Module):
         self.score = nn.Linear(hidden_width, 1, bias=False)  # a bias would change no weight
 
     def forward(self, x_NLD: Tensor, valid_NL: Tensor | None = None) -> Tensor:
-        """The pooled features, [N, D].
+        """Return the pooled features, [N, D].
 
         Arguments:
             valid_NL: which features count, at any places, or None for all. A sample without any is pooled to 0.
@@ -73,11 +73,11 @@ class GPO(nn.Module):
             return (sorted_NDL.float() @ weight_NL[..., None]).squeeze(2)
 
     def weights(self, length: int) -> Tensor:
-        """The weights of so many ranks, [K]."""
+        """Return the weights of so many ranks, [K]."""
         return self._weight_table(torch.full((1,), length), length).squeeze(0)
 
     def weights_of(self, length_N: Tensor, longest: int) -> Tensor:
-        """The weights of samples with so many features, [N, K], which are 0 beyond these."""
+        """Return the weights of samples with so many features, [N, K], which are 0 beyond these."""
         length_N = length_N.clamp(min=1)  # the weights of no features do not matter
         if length_N.is_cpu and not torch.compiler.is_compiling() and not torch.jit.is_tracing():
             length_U, place_N = length_N.unique(return_inverse=True)
@@ -86,7 +86,7 @@ class GPO(nn.Module):
         return self._weight_table(length_U, longest)[place_N]
 
     def _weight_table(self, length_U: Tensor, longest: int) -> Tensor:
-        """The weights of each length, [U, K]; the lengths are in ascending order and on the CPU."""
+        """Return the weights of each length, [U, K]; the lengths are in ascending order and on the CPU."""
         gru = {name: parameter.float() for name, parameter in self.gru.named_parameters()}
         position_KP = self._positions(longest)
         if torch.compiler.is_exporting() or torch.jit.is_tracing():
@@ -103,7 +103,7 @@ class GPO(nn.Module):
         return score_UK.masked_fill(beyond_UK, -torch.inf).softmax(dim=1)
 
     def _step_by_step(self, gru: dict[str, Tensor], position_KP: Tensor, length_U: Tensor) -> Tensor:
-        """The same as `_states` in many small operations, which torch can export."""
+        """Return the same as `_states` in many small operations, which torch can export."""
         names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
         forward, backward = [gru[name] for name in names], [gru[f"{name}_reverse"] for name in names]
         samples, length_U = len(length_U), length_U.to(position_KP.device)
@@ -125,12 +125,12 @@ class GPO(nn.Module):
 
 
 def _beyond(length_N: Tensor, longest: int) -> Tensor:
-    """Which ranks samples of these lengths do not have, [N, K]."""
+    """Return which ranks samples of these lengths do not have, [N, K]."""
     return torch.arange(longest, device=length_N.device) >= length_N[:, None]
 
 
 def _states(gru: Callable[[PackedSequence], Any], position_KP: Tensor, length_U: Tensor) -> Tensor:
-    """The states of a GRU for each length and rank, [U, K, 2 H]: forward, then backward."""
+    """Return the states of a GRU for each length and rank, [U, K, 2 H]: forward, then backward."""
     position_UKP = position_KP.expand(len(length_U), -1, -1)
     packed = pack_padded_sequence(position_UKP, length_U.flip(0), batch_first=True)  # descending, as it wants them
     out, _ = gru(packed)
@@ -141,7 +141,7 @@ def _states(gru: Callable[[PackedSequence], Any], position_KP: Tensor, length_U:
 
 
 def _states_of_weights(position_KP: Tensor, length_U: Tensor, weights: list[Tensor]) -> Tensor:
-    """`_states` of the GRU with these parameters, in the order of `named_parameters`."""
+    """Return `_states` of the GRU with these parameters, in the order of `named_parameters`."""
     gru = _GRU(position_KP.shape[1], weights[1].shape[1], device="meta")
     named = dict(zip(dict(gru.named_parameters()), weights, strict=True))
     return _states(lambda packed: functional_call(gru, named, (packed,)), position_KP, length_U)
@@ -206,6 +206,6 @@ class TokenPool(nn.Module):
         self.gpo = GPO()
 
     def forward(self, x_NLC: Tensor, valid_NL: Tensor | None = None) -> Tensor:
-        """The embeddings, [N, D], fp32; `valid_NL` as in `GPO`."""
+        """Return the embeddings, [N, D], fp32; `valid_NL` as in `GPO`."""
         pooled_ND = self.gpo(self.proj(x_NLC), valid_NL)
         return pooled_ND if self.bias is None else pooled_ND + self.bias.float()

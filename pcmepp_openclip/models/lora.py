@@ -61,7 +61,7 @@ def add_lora(model: nn.Module, rank: int, kept: Callable[[str], bool]) -> None:
 
 
 def _dense_weights(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """Name in the model, module and attribute of each."""
+    """Yield the name in the model, module and attribute of each."""
     for path, module in model.named_modules():
         dense = isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1)
         for name in ("weight",) if dense else ARRAYS:
@@ -75,7 +75,7 @@ def _full_rank(weight: Tensor) -> int:
 
 @torch.no_grad()
 def stock_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict of the same model without LoRA; of a model that has none, its own."""
+    """Return the state dict of the same model without LoRA; of a model that has none, its own."""
     tensors: dict[str, Tensor] = {}
     for path, tensor in model.state_dict().items():
         if _OWN not in path:
@@ -92,7 +92,7 @@ def lora_state_dict(model: nn.Module) -> dict[str, Tensor]:
 
 
 def whole_state_dict(stock: dict[str, Any], lora: dict[str, Any]) -> dict[str, Any]:
-    """The state dict of a model with LoRA, of what the two functions above return."""
+    """Return the state dict of a model with LoRA, of what the two functions above return."""
     merged = {_stock_name(path) for path in lora if path.endswith(_ORIGINAL)}
     return {**{path: tensor for path, tensor in stock.items() if path not in merged}, **lora}
 

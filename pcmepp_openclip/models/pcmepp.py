@@ -161,14 +161,15 @@ class ProbabilisticModel(nn.Module):
         return F.normalize(mean_ND, dim=-1) if normalize else mean_ND
 
     def encode_image_gaussian(self, image: Tensor | CachedTokens | LabelledImages) -> Gaussian:
-        """Images [N, 3, height, width] to Gaussians with l2-normalised means. In training, `image_token_augment` drops
-        tokens of images that come with a `token_seed_N`."""
+        """Return images [N, 3, height, width] to Gaussians with l2-normalised means. In training, `image_token_augment`
+        drops tokens of images that come with a `token_seed_N`.
+        """
         if not isinstance(image, LabelledImages):
             return self._gaussian(self.image_branch, image)
         return self._gaussian(self.image_branch, image.image_NCHW, image.token_seed_N)
 
     def encode_text_gaussian(self, text: Tensor | CachedTokens) -> Gaussian:
-        """Token ids [N, L], L at most the context length, to Gaussians with l2-normalised means."""
+        """Return token ids [N, L], L at most the context length, to Gaussians with l2-normalised means."""
         return self._gaussian(self.text_branch, text)
 
     def _mean(self, branch: Branch, batch: Tensor) -> Tensor:
@@ -307,7 +308,7 @@ class ProbabilisticModel(nn.Module):
 
     @torch.no_grad()
     def cache_text(self, text: Tensor) -> CachedTokens:
-        """The same for token ids."""
+        """Return the same for token ids."""
         return self._cached(self.text_branch, text)
 
     def _cached(self, branch: Branch, batch: Tensor) -> CachedTokens:
@@ -328,7 +329,7 @@ class ProbabilisticModel(nn.Module):
         return self.text_branch.tower.pad_id
 
     def text_lengths(self, text_NL: Tensor) -> Tensor:
-        """How many of the first tokens of each text its log-variance can depend on, [N]."""
+        """Return how many of the first tokens of each text its log-variance can depend on, [N]."""
         return self.text_branch.tower.lengths(text_NL)
 
 
@@ -342,15 +343,15 @@ class PCMEppCustomTextCLIP(ProbabilisticModel, host.CustomTextCLIP):
 
 
 def is_pcmepp_parameter(name: str) -> bool:
-    """Whether a tensor of that name is PCME++'s own, not the plain model's."""
+    """Return whether a tensor of that name is PCME++'s own, not the plain model's."""
     return "uncertainty_" in name or is_gpo_mean(name) or name in ("negative_scale", "shift")
 
 
 def is_gpo_mean(name: str) -> bool:
-    """Whether a tensor of that name is of the pooling of the means by GPO."""
+    """Return whether a tensor of that name is of the pooling of the means by GPO."""
     return f"{MEAN}." in name
 
 
 def _tokens_seen(branch: Branch) -> Any:
-    """The tokens that a branch reads, while open_clip's own code runs the tower."""
+    """Return the tokens that a branch reads, while open_clip's own code runs the tower."""
     return host.outputs_of(branch.last_shared if isinstance(branch, SplitBranch) else nn.Identity())

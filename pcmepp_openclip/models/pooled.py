@@ -60,7 +60,7 @@ class GPOBranch(Branch):
         return getattr(self.tower.holder, self.attribute)
 
     def pool(self, name: str, x_NLC: Tensor, tokens: Tokens) -> Tensor:
-        """Tokens of a last block to the mean or the log-variance, [N, D], fp32.
+        """Return tokens of a last block to the mean or the log-variance, [N, D], fp32.
 
         Arguments:
             name: `MEAN` or `LOGVAR`.

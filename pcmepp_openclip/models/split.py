@@ -83,7 +83,7 @@ class SplitBranch(Branch):
 
 
 def run_blocks(stack: Stack, x_NLC: Tensor, mask: Tensor | None) -> Tensor:
-    """All tokens through all blocks."""
+    """Return all tokens through all blocks."""
     return _run(stack.blocks, x_NLC, mask, stack.recompute)
 
 
@@ -99,7 +99,8 @@ def _run(blocks: Iterable[nn.Module], x_NLC: Tensor, mask: Tensor | None, recomp
 def pool_last_block(
     stack: Stack, x_NLC: Tensor, token_N: Tensor | Average | None, mask: Tensor | None = None
 ) -> Tensor:
-    """The output of the blocks for one token per sample, [N, 1, C]; the last block is computed for that token alone.
+    """Return the output of the blocks for one token per sample, [N, 1, C]; the last block is computed for that token
+    alone.
 
     Arguments:
         token_N: the index of the token to read, None for the first one of every sample, or `AVERAGE`.
@@ -132,7 +133,7 @@ def _pick(x_NLC: Tensor, token_N: Tensor | Average | None) -> Tensor:
 
 
 def _mask_row(mask: Tensor, token_N: Tensor | Average | None, samples: int) -> Tensor:
-    """The row of the mask for the token that is read, [N, L] or [N, H, L]."""
+    """Return the row of the mask for the token that is read, [N, L] or [N, H, L]."""
     assert not isinstance(token_N, Average)
     if mask.ndim == 2:
         return mask[:1].expand(samples, -1) if token_N is None else mask[token_N]

@@ -13,7 +13,7 @@ RESIZED = ("positional_embedding", "visual.positional_embedding", "text.position
 
 
 def reconcile_state_dict(model: Any, state_dict: dict) -> dict:
-    """A state dict that `model` loads strictly, or a ValueError in one sentence.
+    """Return a state dict that `model` loads strictly, or a ValueError in one sentence.
 
     A file without any log-variance tensor is a plain model: the mean branch takes its weights, the log-variance
     branch, and GPO of the means, keep their random ones, and one log line says so. With GPO, the file's pooling and
@@ -67,14 +67,14 @@ def reconcile_state_dict(model: Any, state_dict: dict) -> dict:
 
 
 def _check_pool(pool: str, state_dict: dict) -> None:
-    """ValueError if the file is of a PCME++ model that pools otherwise."""
+    """Raise ValueError if the file is of a PCME++ model that pools otherwise."""
     theirs = "gpo" if any(map(is_gpo_mean, state_dict)) else "tower"
     if theirs != pool and any(map(is_pcmepp_parameter, state_dict)):
         raise ValueError(f"its means are pooled otherwise: set pcmepp_cfg.pool to '{theirs}'.")
 
 
 def _check_places(own: dict, state_dict: dict) -> None:
-    """ValueError if a branch of the file begins at another place than the model's."""
+    """Raise ValueError if a branch of the file begins at another place than the model's."""
     for key, is_image in (("image_head", True), ("text_head", False)):
         ours, theirs = _place(own, is_image), _place(state_dict, is_image)
         if theirs is not None and theirs != ours:

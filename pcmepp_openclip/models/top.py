@@ -81,7 +81,7 @@ class TokenHead(nn.Module):
         return first.key.weight.dtype
 
     def forward(self, x_NLC: Tensor, valid_NL: Tensor | None = None) -> Tensor:
-        """Log-variances, [N, D], fp32.
+        """Return log-variances, [N, D], fp32.
 
         Arguments:
             valid_NL: which tokens count, or None for all.
@@ -127,5 +127,5 @@ class HeadNorm(nn.LayerNorm):
 
 
 def attention_heads(width: int) -> int:
-    """The number of heads: of 64 channels each, or of the next larger width that divides `width`."""
+    """Return the number of heads: of 64 channels each, or of the next larger width that divides `width`."""
     return next(heads for heads in range(max(1, width // HEAD_WIDTH), 0, -1) if width % heads == 0)
