@@ -24,35 +24,37 @@ CHOICES = {
 
 @dataclass(frozen=True)
 class PCMEppCfg:
-    """The settings of PCME++. Keys that determine the tensors of a checkpoint have no default, but for those that are
-    younger than the first checkpoints: their default is what these have.
+    """The settings of PCME++.
+
+    Keys that determine the tensors of a checkpoint have no default. Keys that are younger than the first checkpoints
+    have one: the value of these checkpoints.
 
     Arguments:
-        head_layers: number of transformer blocks of the log-variance branch: one in the paper, two in the released
+        head_layers: the number of transformer blocks of the log-variance branch: one in the paper, two in the released
             weights.
-        init_logvar_bias: initial value of a learnable bias, [D], on the log-variances of both towers; null for no
-            bias, as in the released weights. At 0 the variances drown the means (512 per side
-            against at most 4), at -10 they start at 0.02 per side.
-        image_head, text_head: where the branch of a tower begins: "split", before its last `head_layers` blocks, which
-            open_clip's own transformers allow; or "top", at the tokens or the feature map that it pools.
-        pool: what pools the tokens: "tower", as the tower itself does, with its projection; or "gpo", the generalized
-            pooling operator, for the mean and the log-variance of every tower, which must have tokens.
+        init_logvar_bias: the initial value of a learnable bias, [D], on the log-variances of both towers; null for no
+            bias, as in the released weights. At 0 the variances drown the means (512 per side against at most 4), at
+            -10 they start at 0.02 per side.
+        image_head, text_head: the place where the branch of a tower begins: "split", before its last `head_layers`
+            blocks, which open_clip's own transformers allow; or "top", at the tokens or the feature map that it pools.
+        pool: the pooling of the tokens: "tower", as the tower itself does, with its projection; or "gpo", the
+            generalized pooling operator, for the mean and the log-variance of every tower, which must have tokens.
         image_token_augment: p of the tokens of an image that GPO does not see in training, see `kept_tokens`; 0 for
             none, 0.2 in the paper.
         match_logit: "learned" for a and b of the matching logit -a d + b as parameters of their own; "tied" for
             2a = match_ratio * exp(logit_scale), a constant to the gradient, and a learned b - 2a; or "siglip" for
             2a = exp(logit_scale) and b = logit_bias + 2a, which is SigLIP's logit where the variances are zero.
-        match_ratio: 2a / exp(logit_scale) where a is tied: between 0 and 1, where the variance says nothing.
-        init_match_scale, init_match_shift: initial values of a and b where they are learned; where a is tied, the
-            second is that of b - 2a.
-        train_means_by: the terms of the loss that train the means: "all", as in the paper, or "contrastive": then
-            every other term sees the means, and what the branches read, as constants, and the means are those of
+        match_ratio: 2a / exp(logit_scale) if a is tied: between 0 and 1, and at 1 the variance says nothing.
+        init_match_scale, init_match_shift: the initial values of a and b if they are learned; if a is tied, the
+            second is the initial value of b - 2a.
+        train_means_by: the terms of the loss that train the means: "all", as in the paper, or "contrastive": then every
+            other term sees the means, and the tokens that the branches read, as constants, and the means are those of
             plain CLIP.
         distance: d of the matching logit, a name in `DISTANCES`.
-        reduction: reduction of the matching loss, "mean" or "sum", see `matching_loss`.
+        reduction: the reduction of the matching loss, "mean" or "sum", see `matching_loss`.
         triplet_margin, triplet_negatives, triplet_warmup_epochs, pcme_samples, label_smoothing: see `TermSettings`.
-        weights: weights of the loss terms by key, in JSON as `contrastive_weight`, `match_weight`, `pp_weight`,
-            `vib_weight` and so on for every name in `LOSSES`; a term that is not given has its default weight.
+        weights: the weights of the loss terms by key, in JSON as `contrastive_weight`, `match_weight`, `pp_weight`,
+            `vib_weight` and so on for every name in `LOSSES`; a term that is not listed has its default weight.
     """
 
     head_layers: int
@@ -140,32 +142,35 @@ class PCMEppCfg:
 
     @property
     def term_settings(self) -> TermSettings:
-        """The settings of single terms of the loss."""
+        """Return the settings of single terms of the loss."""
         return TermSettings(**{field.name: getattr(self, field.name) for field in dataclasses.fields(TermSettings)})
 
     @property
     def trains_matching(self) -> bool:
-        """Whether the matching loss or that of pseudo-positives is trained."""
+        """Return whether the matching loss or the pseudo-positive loss is trained."""
         weights = loss_weights(self.weights)
         return bool(weights["match"] or weights["pp"])
 
     @property
     def trains_clip_scale(self) -> bool:
-        """Whether the loss trains what CLIP multiplies a cosine by: InfoNCE does, and SigLIP's matching logit."""
+        """Return whether the loss trains CLIP's scale of the cosine: InfoNCE and SigLIP's matching logit do."""
         by_matching = self.match_logit == "siglip" and self.trains_matching
         return bool(loss_weights(self.weights)["contrastive"]) or by_matching
 
     @property
     def ranks_by(self) -> str:
-        """The name of the distance that the model is trained to rank by: that of the matching loss, PCME's match
-        probability where that loss is trained in its place, or the cosine where nothing trains variances to rank by."""
+        """Return the name of the distance that the model is trained to rank by.
+
+        This is the distance of the matching loss, PCME's match probability if that loss is trained in its place, or the
+        cosine if nothing trains variances to rank by.
+        """
         if self.trains_matching:
             return self.distance
         return "match_probability" if loss_weights(self.weights)["pcme"] else "cosine"
 
     @property
     def heads(self) -> dict[str, str]:
-        """The place of the branch of each tower, by key."""
+        """Return the place of the branch of each tower, by key."""
         return {"image_head": self.image_head, "text_head": self.text_head}
 
     def as_json(self) -> dict[str, Any]:
@@ -188,5 +193,5 @@ class PCMEppCfg:
         for key in ("head_layers", "init_logvar_bias"):
             if key not in block:
                 raise ValueError(f"pcmepp_cfg lacks '{key}', which determines the tensors of a checkpoint.")
-        given = {key: value for key, value in block.items() if key in weights}
-        return cls(**{key: value for key, value in block.items() if key in settings}, weights=given)
+        own_weights = {key: value for key, value in block.items() if key in weights}
+        return cls(**{key: value for key, value in block.items() if key in settings}, weights=own_weights)

@@ -85,9 +85,7 @@ class LoaderSpec:
 
     @property
     def kind(self) -> str:
-        """Return the kind of the epochs: "draws" at random, an exact "pass", or a "walk" over whole, uncounted
-        shards.
-        """
+        """Return the kind of the epochs: random "draws", an exact "pass", or a "walk" over whole, uncounted shards."""
         return "draws" if self.shares is not None else "pass" if self.counted else "walk"
 
     @property

@@ -77,8 +77,10 @@ def sample_id(source: int, shard: str, key: str) -> int:
 
 @dataclass(frozen=True)
 class CaptionChoice:
-    """Which captions of a sample a batch gets. It depends on seed, epoch and sample alone: neither on ranks, workers
-    and the order of the samples, nor on whether the epoch was resumed.
+    """The choice of the captions of a sample that a batch gets.
+
+    It depends on seed, epoch and sample alone: neither on ranks, workers and the order of the samples, nor on whether
+    the epoch was resumed.
 
     A sample with n captions, in pass p over the images, gets those at
 

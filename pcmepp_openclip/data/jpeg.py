@@ -1,5 +1,4 @@
-"""JPEGs decoded by simplejpeg, if it is installed: the pixels of Pillow, without its detours over a stream and an
-image.
+"""JPEGs decoded by simplejpeg, if it is installed, without Pillow's detours over a stream and an image.
 
 Both packages bring libjpeg-turbo along, and it gives both the same pixels. JPEGs that are not plain, or damaged, are
 left to Pillow, which also names the cause.

@@ -31,9 +31,7 @@ class Pace:
         self._last = time.monotonic()
 
     def received(self, count: int) -> None:
-        """Report that `count` bytes arrived, possibly none. Raises TimeoutError if the rate was too low for too
-        long.
-        """
+        """Report that `count` bytes arrived, possibly none. Raises TimeoutError if the rate stays too low."""
         now = time.monotonic()
         self._seconds, self._bytes, self._last = self._seconds + now - self._last, self._bytes + count, now
         if self._seconds < SLOW_NOTICE_S:

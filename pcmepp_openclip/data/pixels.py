@@ -20,8 +20,9 @@ Normalization = tuple[Tensor, Tensor]
 
 
 def to_pixels(data: bytes, spec: "LoaderSpec") -> Tensor:
-    """Return the pixels of an image file, uint8 [H, W, 3], or without a normalization the transform's output. Raises
-    BadImage.
+    """Return the pixels of an image file, uint8 [H, W, 3]. Raises BadImage.
+
+    Without a normalization, return the output of the transform.
     """
     try:
         if spec.crop is not None:

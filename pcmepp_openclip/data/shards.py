@@ -133,9 +133,7 @@ def usable_pair(group: Group, every_caption: bool = False) -> tuple[bytes, tuple
 
 
 def usable_captions(group: Group, every: bool = False) -> tuple[str, ...]:
-    """Return the captions of a group that has an image. The image need not have been read. Raises Unusable with the
-    cause.
-    """
+    """Return the captions of a group that has an image, read or not. Raises Unusable with the cause."""
     if group.problem:
         raise Unusable(group.problem)
     if not any(suffix in group.members for suffix in IMAGE_SUFFIXES):

@@ -152,9 +152,7 @@ def _expand_hf(shard: str, flag: str) -> list[str]:
 
 
 def shard_key(shard: str) -> str:
-    """Return the name of a shard in a sizes.json: its basename, or the basename of the last .tar in a pipe's
-    command.
-    """
+    """Return the name of a shard in a sizes.json: its basename, or that of the last .tar in a pipe's command."""
     if kind(shard) == "pipe":
         tars = re.findall(r"[\w.-]+\.(?:tar|tgz)\b(?:\.\w+)?", shard)
         return tars[-1] if tars else shard.split()[-1].rsplit("/", 1)[-1]

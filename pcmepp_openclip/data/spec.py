@@ -1,6 +1,4 @@
-"""Flags to a `DataSpec`: sources with sizes, the mix and the length of an epoch. A mistake is a ValueError of one
-sentence.
-"""
+"""Flags to a `DataSpec`: sources with sizes, the mix and the length of an epoch, or one sentence that says why not."""
 
 from dataclasses import dataclass, field, replace
 

@@ -1,6 +1,6 @@
 """Distances between Gaussians, one per file.
 
-`base` defines what a distance is. Three answer three questions about an image and a caption: `csd`, the distance of
+`base` defines a distance. Three of them answer three questions about an image and a caption: `csd`, the distance of
 PCME++, which caption was written for it; `cosine`, how related they are, as in CLIP; `entailment`, whether the caption
 is true of it. The others are those that the paper compares CSD with: `wasserstein`, `kl`, `js`, `elk`, `bhattacharyya`
 and PCME's `match_probability`; and `euclidean`, which is CSD without variances. `tiles` is for distances that are no
@@ -35,7 +35,7 @@ DISTANCES: dict[str, Distance] = {
     "bhattacharyya": Bhattacharyya(),
     "match_probability": MatchProbability(),
 }
-"""All distances by name: what `pcmepp eval` can rank by, and, but for `entailment`, the choices of `pcmepp train
+"""All distances by name. `pcmepp eval` can rank by each of them, and all but `entailment` are choices of `pcmepp train
 --distance`."""
 
 
@@ -49,13 +49,16 @@ def get_distance(name: str | Distance) -> Distance:
 
 
 def trainable(distances: Mapping[str, Distance]) -> list[str]:
-    """Return the names of those that a model can be trained with."""
+    """Return the names of the distances that a model can be trained with."""
     return [name for name, distance in distances.items() if distance.trainable]
 
 
 def by_name(distances: Iterable[str] | Mapping[str, Distance] | None = None) -> dict[str, Distance]:
-    """Return distances by name: the registered ones of these names, or those that are given, or, for None, the
-    registered ones that are ranked by in every evaluation.
+    """Return distances by name.
+
+    Arguments:
+        distances: names of registered distances, distances by name, which are returned as they are, or None for the
+            registered ones that every evaluation ranks by.
     """
     if distances is None:
         return {name: distance for name, distance in DISTANCES.items() if distance.ranked_by_default}

@@ -1,4 +1,4 @@
-"""Approximate nearest neighbours: what an index over the means finds, alone or re-ranked by a distance."""
+"""Approximate nearest neighbours: the items that an index over the means returns, alone or re-ranked by a distance."""
 
 import math
 from typing import Any
@@ -12,7 +12,7 @@ from .cosine import Cosine
 from .csd import CSD
 
 PROBED = 8  # one in so many cells is searched
-LONGEST = 1000  # items that a search returns at most
+LONGEST = 1000  # a search returns at most so many items
 
 
 class Approximate(Distance):
@@ -26,14 +26,15 @@ class Approximate(Distance):
     second one is indexed.
 
     Arguments:
-        rank_by: what the found items are ranked by: the cosine, or CSD for a re-ranking by the variances.
+        rank_by: the distance by which the items of the index are ranked: the cosine, or CSD to re-rank by the
+            variances.
     """
 
     trainable = False
 
     def __init__(self, rank_by: Distance) -> None:
         self.rank_by = rank_by
-        self._indexed: tuple[Tensor, Any] | None = None  # the chunks of one gallery share an index
+        self._indexed: tuple[Tensor, Any] | None = None  # all chunks of a gallery share an index
 
     def matrix(self, a: Gaussian, b: Gaussian) -> Tensor:
         check_shapes(a, b)
@@ -48,17 +49,17 @@ class Approximate(Distance):
 
 
 def approximate_distances() -> dict[str, Distance]:
-    """By the names that their metrics have: the means alone, and re-ranked by CSD."""
+    """Return the approximate distances by the names of their metrics: the means alone, and re-ranked by CSD."""
     load_faiss()
     return {"ann": Approximate(Cosine()), "ann_csd": Approximate(CSD())}
 
 
 def index_of(mean_MD: Tensor) -> Any:
-    """FAISS' inverted file over the means, by their inner products."""
+    """Return FAISS' inverted file over the means, by their inner products."""
     faiss, means = load_faiss(), _array(mean_MD)
     cells = max(1, round(math.sqrt(len(means))))
     index = faiss.IndexIVFFlat(faiss.IndexFlatIP(means.shape[1]), means.shape[1], cells, faiss.METRIC_INNER_PRODUCT)
-    index.cp.min_points_per_centroid = 1  # it would warn of small galleries
+    index.cp.min_points_per_centroid = 1  # FAISS would warn of small galleries
     index.nprobe = math.ceil(cells / PROBED)
     index.train(means)
     index.add(means)
@@ -66,7 +67,7 @@ def index_of(mean_MD: Tensor) -> Any:
 
 
 def load_faiss() -> Any:
-    """Return the package; ValueError where it is not installed."""
+    """Return the package FAISS; ValueError if it is not installed."""
     try:
         import faiss
     except ImportError:

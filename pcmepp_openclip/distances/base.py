@@ -1,4 +1,4 @@
-"""What a distance between Gaussians is: one object, called by training, validation, evaluation and the demo alike."""
+"""The interface of a distance between Gaussians, for training, validation, evaluation and the demo alike."""
 
 from typing import NamedTuple
 
@@ -15,13 +15,13 @@ class Factors(NamedTuple):
     For one query `row_i` is a constant, so `query @ gallery.T - offset` with `offset = column / scale` ranks the
     gallery: the highest value is the nearest item. That is also the form which an inner-product index can search.
 
-    All are fp32, or fp64 where a small distance is the difference of large numbers.
+    All are fp32, or fp64 if a small distance is the difference of large numbers.
 
     Arguments:
         query_NE: [N, E], where E may differ from the dimension of the embeddings.
         gallery_ME: [M, E].
         row_N: [N].
-        column_M: [M], or None where it is 0 for every item.
+        column_M: [M], or None if it is 0 for every item.
         scale: positive; it is apart so that `query_NE` can be the means themselves and not a copy.
     """
 
@@ -33,7 +33,7 @@ class Factors(NamedTuple):
 
     @property
     def offset_M(self) -> Tensor | None:
-        """What ranks the gallery together with the product, [M], see above."""
+        """Return the offset that ranks the gallery together with the product, [M], see above."""
         return None if self.column_M is None else self.column_M / self.scale
 
 
@@ -56,8 +56,8 @@ class Distance:
     A distance that treats images and texts differently is called with the images first; `transposed` is the same
     distance for calls with the texts first, and must be defined too: `Transposed(self)`.
 
-    A score that is only ranked by has `trainable = False`. One that `pcmepp eval` should rank by only if it is asked
-    to, or if the model was trained with it, has `ranked_by_default = False`.
+    A score that is only ranked by has `trainable = False`. A distance that `pcmepp eval` should rank by only on
+    request, or if the model was trained with it, has `ranked_by_default = False`.
     """
 
     trainable = True
@@ -65,7 +65,7 @@ class Distance:
 
     @property
     def transposed(self) -> "Distance":
-        """The distance d'(b, a) = d(a, b); the distance itself, where it is symmetric."""
+        """Return the distance d'(b, a) = d(a, b). This is the distance itself if it is symmetric."""
         return self
 
     def factors(self, query: Gaussian, gallery: Gaussian) -> Factors | None:
@@ -73,7 +73,7 @@ class Distance:
         return None
 
     def matrix(self, a: Gaussian, b: Gaussian) -> Tensor:
-        """Return the distance of every Gaussian of `a` to every one of `b`, [N, M]."""
+        """Return the distance of every Gaussian of `a` to every Gaussian of `b`, [N, M]."""
         check_shapes(a, b)
         with full_precision(a.mean):
             factors = self._factors(a, b)
@@ -81,7 +81,7 @@ class Distance:
             return (distance_NM if factors.column_M is None else distance_NM + factors.column_M).float()
 
     def paired(self, a: Gaussian, b: Gaussian) -> Tensor:
-        """Return the distance of the i-th Gaussian of `a` to the i-th of `b`, [N]."""
+        """Return the distance of the i-th Gaussian of `a` to the i-th Gaussian of `b`, [N]."""
         check_shapes(a, b)
         with full_precision(a.mean):
             factors = self._factors(a, b)
@@ -96,7 +96,7 @@ class Distance:
 
 
 class Transposed(Distance):
-    """d'(b, a) = d(a, b), for a distance d that treats images and texts differently."""
+    """The distance d'(b, a) = d(a, b), for a distance d that treats images and texts differently."""
 
     def __init__(self, of_images: Distance):
         self.of_images, self.trainable = of_images, of_images.trainable

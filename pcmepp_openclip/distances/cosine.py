@@ -1,4 +1,4 @@
-"""The cosine distance of the means: what plain CLIP ranks by."""
+"""The cosine distance of the means, by which plain CLIP ranks."""
 
 from ..gaussian import Gaussian
 from .base import Distance, Factors

@@ -25,5 +25,5 @@ class ExpectedLikelihood(SumOverDimensions):
     ranked_by_default = False
 
     def summands(self, a: Gaussian, b: Gaussian) -> Tensor:
-        logvar = torch.logaddexp(a.logvar, b.logvar)  # of the difference of a sample of each
+        logvar = torch.logaddexp(a.logvar, b.logvar)  # the log-variance of the difference of a sample of each
         return 0.5 * ((a.mean - b.mean).square() * (-logvar).exp() + logvar + math.log(2 * math.pi))

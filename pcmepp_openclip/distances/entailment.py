@@ -3,7 +3,7 @@
 from ..gaussian import Gaussian, full_precision
 from .base import Distance, Factors, Transposed
 
-WEIGHT = 0.5  # of a caption's uncertainty, for a match scale that is tied at k = 2a / s = 0.5
+WEIGHT = 0.5  # the weight of a caption's uncertainty for a match scale that is tied at k = 2a / s = 0.5
 
 
 class Entailment(Distance):
@@ -20,7 +20,7 @@ class Entailment(Distance):
     that of the cosine.
 
     Arguments:
-        weight: of a caption's uncertainty.
+        weight: the weight of a caption's uncertainty.
     """
 
     trainable = False
@@ -30,8 +30,9 @@ class Entailment(Distance):
 
     @classmethod
     def of_scales(cls, match_scale: float, clip_scale: float) -> "Entailment":
-        """Return the score of a model with these scales: a of the matching logit and s of InfoNCE. From k = 0.9 on,
-        where the variance says next to nothing, the weight stays the same.
+        """Return the score of a model with these scales: a of the matching logit and s of InfoNCE.
+
+        From k = 0.9 on, the variance says next to nothing, and the weight stays the same.
         """
         k = min(2 * match_scale / clip_scale, 0.9)
         return cls(k / (2 * (1 - k)))

@@ -32,7 +32,7 @@ class JS(Distance):
 
 
 def _parts(x: Gaussian) -> tuple[torch.Tensor, ...]:
-    """sigma^2 + mu^2, mu, 1 / sigma^2 and mu / sigma^2, each [N, D] in fp64."""
+    """Return sigma^2 + mu^2, mu, 1 / sigma^2 and mu / sigma^2, each [N, D] in fp64."""
     mean, logvar = x.mean.double(), x.logvar.double()
     precision = (-logvar).exp()
     return logvar.exp() + mean.square(), mean, precision, mean * precision

@@ -9,8 +9,8 @@ from ..gaussian import Gaussian, full_precision
 from .base import Distance, Transposed, check_shapes
 from .tiles import in_tiles
 
-SEED = 0  # of the noise, which is the same for every pair and in every call
-SMALLEST = 1e-8  # of a squared distance: the gradient of its square root has no bound at 0
+SEED = 0  # the seed of the noise, which is the same for every pair and in every call
+SMALLEST = 1e-8  # the least squared distance: the gradient of its square root has no bound at 0
 
 
 class MatchProbability(Distance):
@@ -30,7 +30,8 @@ class MatchProbability(Distance):
     step), and for the paper's comparison of distances. It costs J^2 times as much as CSD.
 
     Arguments:
-        scale, shift: of the logit of a pair of samples; those of a model that was trained with PCME are its a and b.
+        scale, shift: the scale and shift of the logit of a pair of samples; a and b of a model that was trained with
+            PCME.
         samples: J.
 
     Reference: Chun et al., "Probabilistic Embeddings for Cross-Modal Retrieval", CVPR 2021.
@@ -46,7 +47,7 @@ class MatchProbability(Distance):
         return Transposed(self)
 
     def noise(self, dims: int) -> tuple[Tensor, Tensor]:
-        """e of the first side and of the second, [J, D] each."""
+        """Return e of the first side and of the second, [J, D] each."""
         generator = torch.Generator().manual_seed(SEED)
         half_2JD = torch.randn(2, (self.samples + 1) // 2, dims, generator=generator)
         first_JD, second_JD = torch.cat([half_2JD, -half_2JD], dim=1)[:, : self.samples]
@@ -83,7 +84,7 @@ def draw(x: Gaussian, noise: Tensor) -> Tensor:
 
 
 def sample_distances(z_NJD: Tensor, z_MJD: Tensor) -> Tensor:
-    """Return the Euclidean distances between the samples of every Gaussian and those of every other, [N, M, J, J]."""
+    """Return the Euclidean distances between the samples of every Gaussian of both sides, [N, M, J, J]."""
     (n, j, _), m = z_NJD.shape, len(z_MJD)
     product = (z_NJD.flatten(0, 1) @ z_MJD.flatten(0, 1).T).reshape(n, j, m, j).transpose(1, 2)
     square_NJ, square_MJ = (z.square().sum(dim=-1) for z in (z_NJD, z_MJD))
@@ -91,13 +92,13 @@ def sample_distances(z_NJD: Tensor, z_MJD: Tensor) -> Tensor:
 
 
 def paired_sample_distances(z_NJD: Tensor, other_NJD: Tensor) -> Tensor:
-    """Return the same for the i-th Gaussian of each, [N, J, J]."""
+    """Return the Euclidean distances between the samples of the i-th Gaussians of both sides, [N, J, J]."""
     square_NJ1, square_N1J = (z.square().sum(dim=-1, keepdim=True) for z in (z_NJD, other_NJD))
     return _root(square_NJ1 + square_N1J.mT - 2 * z_NJD @ other_NJD.mT)
 
 
 def log_mean_sigmoid(logit_xJJ: Tensor) -> Tensor:
-    """log mean sigmoid over the last two dimensions, finite for logits of any size."""
+    """Return log mean sigmoid over the last two dimensions, finite for logits of any size."""
     pairs = logit_xJJ.shape[-2] * logit_xJJ.shape[-1]
     return torch.nn.functional.logsigmoid(logit_xJJ).logsumexp(dim=(-2, -1)) - math.log(pairs)
 

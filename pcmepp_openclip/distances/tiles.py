@@ -1,5 +1,7 @@
-"""Distances that are no matrix product: computed in tiles, each again in the backward pass, so that neither pass holds
-more than a few tiles."""
+"""Distances that are no matrix product, computed in tiles.
+
+Each tile is computed again in the backward pass, so that neither pass holds more than a few tiles.
+"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -11,13 +13,11 @@ from torch.utils.checkpoint import checkpoint
 from ..gaussian import Gaussian, full_precision
 from .base import Distance, check_shapes
 
-CHUNK = {"cpu": 2**20, "cuda": 2**25}  # elements of a matrix held at a time: what fits a CPU's cache, fills a GPU
+CHUNK = {"cpu": 2**20, "cuda": 2**25}  # elements of a matrix held at a time, to fit a CPU's cache and fill a GPU
 
 
 def elements_at_a_time(like: Tensor) -> int:
-    """Return how many elements the largest tensor of a tile, or of a chunk of rows, may have on the device of
-    `like`.
-    """
+    """Return how many elements the largest tensor of a tile, or of a chunk of rows, may have on a device."""
     return CHUNK.get(like.device.type, CHUNK["cuda"])
 
 
@@ -25,8 +25,9 @@ def in_tiles(function: Callable[[Gaussian, Gaussian], Tensor], a: Gaussian, b: G
     """Return the matrix [N, M] of a function that returns the matrix of parts of both.
 
     Arguments:
-        function: takes Gaussians [n, D] and [m, D], and returns [n, m]; called again in the backward pass.
-        per_pair: elements that it holds for each pair, such as D.
+        function: a function of Gaussians [n, D] and [m, D] that returns [n, m]. It is called again in the backward
+            pass.
+        per_pair: the number of elements that it holds for each pair, such as D.
     """
     side = max(1, math.isqrt(elements_at_a_time(a.mean) // per_pair))
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in (*a, *b))
@@ -48,7 +49,7 @@ class SumOverDimensions(Distance):
     """A distance that is a sum over dimensions. A subclass defines `summands`."""
 
     def summands(self, a: Gaussian, b: Gaussian) -> Tensor:
-        """What each dimension adds, [..., D] in fp32, for Gaussians whose shapes broadcast."""
+        """Return the summand of each dimension, [..., D] in fp32, for Gaussians whose shapes broadcast."""
         raise NotImplementedError
 
     def matrix(self, a: Gaussian, b: Gaussian) -> Tensor:

@@ -4,9 +4,9 @@
 the variances; `triplet` and `pcme` are the losses of the paper's baselines, VSE-infinity and PCME; `fused` is what
 training runs in place of the first two, exact on any number of ranks, with `infonce` and `csd_matching` for a chunk of
 the matrix, and `offsets` in place of the third; `chunked_clip` is the same for plain CLIP; `labels` are the soft labels
-of mixed images and several captions; `batch` is what a term is computed from, and `settings` what it needs beside;
-`terms` has the registry `LOSSES`, where a new term is one line; `pcmepp` is the weighted sum; `diagnostics` is what the
-log says of a batch; `collectives` is what travels between ranks.
+of mixed images and several captions; `batch` is the input of a term, and `settings` are the settings of single terms;
+`terms` has the registry `LOSSES`, where a new term is one line; `pcmepp` is the weighted sum; `diagnostics` computes
+the numbers of the log; `collectives` exchanges tensors between ranks.
 """
 
 from .batch import PairBatch

@@ -1,4 +1,4 @@
-"""What a term of the loss is computed from: the pairs of this rank, and what it needs of the other ranks."""
+"""The input of a loss term: the pairs of this rank, and the tensors that it needs of the other ranks."""
 
 import functools
 from dataclasses import dataclass, field
@@ -22,8 +22,11 @@ from .settings import TermSettings
 
 
 class PairTerms(NamedTuple):
-    """The terms that compare every image with every text, and the number of pseudo-positives, each a 0-d tensor; and
-    InfoNCE of each of this rank's pairs, by its image and by its text, [n], a constant to the gradient."""
+    """The terms that compare every image with every text, and the number of pseudo-positives, each a 0-d tensor.
+
+    The difficulties are InfoNCE of each of this rank's pairs, by its image and by its text, [n], a constant to the
+    gradient.
+    """
 
     contrastive: Tensor
     match: Tensor
@@ -43,19 +46,19 @@ class PairBatch:
 
     Arguments:
         images, texts: the Gaussians of this rank, [n, D]; image i and text i are a pair.
-        trained_means: the means of both for InfoNCE, if it alone trains them: those of `images` and `texts` are then
-            constants. None where all terms train the means.
+        trained_means: the means of both for InfoNCE, if it alone trains them: the means of `images` and `texts` are
+            then constants. None if all terms train the means.
         clip_scale: the scale of InfoNCE's logits, a 0-d tensor.
         match_scale, match_shift: a and b of the matching logit -a d + b, 0-d tensors.
         distance: d of the matching logit.
         reduction: of sums over all pairs, "mean" or "sum", see `matching_loss`.
         rank, world_size: the place of this process; every rank has n pairs.
         with_pseudo_positives, with_contrastive: whether pseudo-positives and InfoNCE are wanted.
-        labels: soft labels of the matching and pseudo-positive terms, which no other term takes; None where image i
+        labels: soft labels of the matching and pseudo-positive terms, which no other term takes; None if image i
             matches text i alone.
-        settings: of single terms.
-        epoch: index of the epoch.
-        noise_seed: for terms that draw noise: new in each step, the same on all ranks and in all passes of a step.
+        settings: the settings of single terms.
+        epoch: the index of the epoch.
+        noise_seed: the seed of terms that draw noise: new in each step, equal on all ranks and in all passes of a step.
     """
 
     images: Gaussian
@@ -81,43 +84,43 @@ class PairBatch:
 
     @property
     def first(self) -> int:
-        """The place of this rank's first pair among the pairs of all ranks."""
+        """Return the index of this rank's first pair among the pairs of all ranks."""
         return self.rank * len(self.texts.mean)
 
     @functools.cached_property
     def all_text_means(self) -> Tensor:
-        """The means of the texts of all ranks, [N, D], which CSD and InfoNCE need in place of whole Gaussians."""
+        """Return the means of the texts of all ranks, [N, D], which are all that CSD and InfoNCE need."""
         return self.gather(self.texts.mean) if self.trained_means is None else self._all_trained_text_means.detach()
 
     @functools.cached_property
     def _all_trained_text_means(self) -> Tensor:
-        """The same with the gradient of InfoNCE."""
+        """Return the means of the texts of all ranks, [N, D], with the gradient of InfoNCE."""
         return self.all_text_means if self.trained_means is None else self.gather(self.trained_means[1])
 
     @functools.cached_property
     def _own_offsets(self) -> tuple[Tensor, Tensor, Tensor]:
-        """|mu|^2 + u of this rank's images and of its texts, [n] each, and the sum of the VIBs of both, 0-d."""
+        """Return |mu|^2 + u of this rank's images and of its texts, [n] each, and the sum of the VIBs of both, 0-d."""
         (image_n, image_kl), (text_n, text_kl) = (Offsets.apply(*x) for x in (self.images, self.texts))
         return image_n, text_n, image_kl + text_kl
 
     @functools.cached_property
     def _offsets(self) -> tuple[Tensor, Tensor]:
-        """|mu|^2 + u of this rank's images, [n], and of all texts, [N]."""
+        """Return |mu|^2 + u of this rank's images, [n], and of all texts, [N]."""
         return self._own_offsets[0], self.gather(self._own_offsets[1])
 
     @property
     def vib(self) -> Tensor:
-        """The VIB of the images and of the texts of this rank, see `vib.py`: their sum, a 0-d tensor."""
+        """Return the sum of the VIBs of the images and of the texts of this rank, a 0-d tensor, see `vib.py`."""
         return self._own_offsets[2]
 
     @functools.cached_property
     def all_texts(self) -> Gaussian:
-        """The texts of all ranks, [N, D], in the order of ranks. Image i of this rank matches text `first + i`."""
+        """Return the texts of all ranks in their order, [N, D]. Image i of this rank matches text `first + i`."""
         return Gaussian(self.all_text_means, self.gather(self.texts.logvar))
 
     @functools.cached_property
     def pairs(self) -> PairTerms:
-        """InfoNCE, matching and pseudo-positives of all pairs: fused for CSD, and for any other distance by itself."""
+        """Return InfoNCE, matching and pseudo-positives of all pairs, fused if the distance is CSD."""
         fused = type(self.distance) is CSD
         terms = PairTerms(
             *PairLosses.apply(
@@ -143,7 +146,7 @@ class PairBatch:
     def match_logits(self, rows: slice) -> Tensor:
         """Return the matching logits of some of this rank's images with all texts, [rows, N], without gradients."""
         with torch.no_grad():
-            if type(self.distance) is CSD:  # without the log-variances of other ranks
+            if type(self.distance) is CSD:  # CSD does without the log-variances of other ranks
                 cosine_rN = self.images.mean[rows] @ self.all_text_means.T
                 return MatchLogits(*self._offsets, self.match_scale, self.match_shift).of(cosine_rN, rows)
             return self._logits(Gaussian(self.images.mean[rows], self.images.logvar[rows]), self.all_texts)
@@ -164,8 +167,10 @@ class PairBatch:
         return TruePairs(*(self.gather(x) for x in (logit_n, self.images.keys, self.texts.keys)))
 
     def _matching(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Matching, pseudo-positives and their number for any distance, by autograd. Only some rows of the matrix
-        exist at a time: each chunk is computed again in the backward pass."""
+        """Return matching, pseudo-positives and their number for any distance, by autograd.
+
+        Only some rows of the matrix exist at a time: each chunk is computed again in the backward pass.
+        """
         images, texts, true_pairs = self.images, self.all_texts, self._true_pairs()
         match = positive = extra = pseudo = self.match_scale.new_zeros(())
         for rows in chunks(images.mean, len(texts.mean)):

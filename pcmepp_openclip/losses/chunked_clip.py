@@ -48,9 +48,9 @@ class ChunkedClipLoss(nn.Module):
         """Return the loss, a 0-d tensor, or {"contrastive_loss": loss} with `output_dict`.
 
         Arguments:
-            image_features, text_features: of this rank's pairs, [n, D].
+            image_features, text_features: the features of this rank's pairs, [n, D].
             logit_scale: s, 0-d.
-            logit_bias: added to all logits, which changes neither the loss nor another gradient.
+            logit_bias: a term of all logits, which changes neither the loss nor another gradient.
         """
         with full_precision(image_features):
             text_ND = text_features.float()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def all_reduce(x: Tensor, how: str) -> Tensor:
-    """Return `x` reduced over ranks in place, `how` being "max" or "sum"; no gradient."""
+    """Return `x` reduced over ranks in place, without a gradient. `how` is "max" or "sum"."""
     if dist.is_initialized():
         dist.all_reduce(x, {"max": dist.ReduceOp.MAX, "sum": dist.ReduceOp.SUM}[how])
     return x

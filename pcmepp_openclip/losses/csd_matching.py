@@ -14,12 +14,12 @@ from .pseudo_positives import TruePairs, raised_labels
 
 
 class MatchLogits:
-    """The logits of a chunk.
+    """The matching logits of a chunk.
 
     Arguments:
         o_n, o_N: the offsets of this rank's images and of all texts.
-        a, b: of the matching logit, 0-d.
-        s: 0-d where s c is given in place of the cosines, else None.
+        a, b: the scale and shift of the matching logit, 0-d.
+        s: the scale of the cosines, 0-d, if `of` takes s c; None if it takes the cosines c.
     """
 
     def __init__(self, o_n: Tensor, o_N: Tensor, a: Tensor, b: Tensor, s: Tensor | None = None):
@@ -28,7 +28,7 @@ class MatchLogits:
         self.row_n, self.column_N = torch.addcmul(b, o_n, a, value=-1), a * o_N
 
     def of(self, z: Tensor, rows: slice) -> Tensor:
-        """y of some rows with all columns, from their cosines or from s c."""
+        """Return y of some rows with all columns, from their cosines or from s c."""
         return torch.addcmul(self.row_n[rows, None], z, self.dy_by_dz).sub_(self.column_N)
 
 
@@ -36,10 +36,10 @@ class MatchGradients:
     """The gradients of the matching and the pseudo-positive loss, summed over the chunks that were added.
 
     Arguments:
-        logits: those of the forward pass.
+        logits: the logits of the forward pass.
         o_n, o_N: as in `MatchLogits`.
         g_match, g_pp: the gradients of both losses; None for a loss that has none, and not both.
-        scale: of both, what the sum over all pairs is multiplied with.
+        scale: the factor of the sum over all pairs in both losses.
         first: the column of this rank's first true pair.
         true_pairs, labels, smoothing: see `PairSettings`.
     """
@@ -60,11 +60,11 @@ class MatchGradients:
         self.logits, self.o_n, self.o_N = logits, o_n, o_N
         self.first, self.true_pairs, self.labels = first, true_pairs, labels
         self.smoothing, self.kept = smoothing, 1 - 2 * smoothing
-        # The pseudo-positive loss is twice the matching loss less what it raises the labels by.
+        # The pseudo-positive loss is twice the matching loss minus the part by which it raises the labels.
         self.g_raised = None if g_pp is None or true_pairs is None else g_pp * scale * self.kept
         parts = [g * factor for g, factor in ((g_match, scale), (g_pp, 2 * scale)) if g is not None]
         k = parts[0] if len(parts) == 1 else parts[0] + parts[1]
-        # dy is in units of k where that is all there is to multiply with: one pass over the chunk less.
+        # dy is in units of k if k is its only factor, which saves one pass over the chunk.
         self.unit: Tensor | float = k if self.g_raised is None else 1.0
         self.own: Tensor | float = 1.0 if self.g_raised is None else k
         self.dc_by_dy = logits.two_a * self.unit
@@ -73,7 +73,10 @@ class MatchGradients:
         self.dot: Tensor | None = None
 
     def add(self, z: Tensor, rows: slice) -> Tensor:
-        """dL/dy of some rows, in units of `unit`, from their cosines or s c; dL/dc is `dc_by_dy` times that."""
+        """Return dL/dy of some rows in units of `unit`, from their cosines or s c, and add to the sums.
+
+        dL/dc is `dc_by_dy` times the result.
+        """
         y, column = self.logits.of(z, rows), rows.start + self.first
         label = None if self.labels is None else self.labels.of(rows)
         if self.g_raised is None:
@@ -93,7 +96,7 @@ class MatchGradients:
         self.dot = plus(self.dot, torch.dot(dy.flatten(), z.flatten()))
         return dy
 
-    def found(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def gradients(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the gradients of o_n, o_N, a and b, once all chunks were added."""
         assert self.column_sum_N is not None and self.dot is not None
         do_by_dy = self.dc_by_dy * -0.5
@@ -104,5 +107,5 @@ class MatchGradients:
 
 
 def plus(total: Tensor | None, part: Tensor) -> Tensor:
-    """Return the sum of the parts of all chunks; of the only one, where there is one, without a kernel."""
+    """Return the sum of two parts. If there is only one, it is returned as it is, without a kernel."""
     return part if total is None else total + part

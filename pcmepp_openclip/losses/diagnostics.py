@@ -1,8 +1,8 @@
-"""Whether the variance keeps its meaning while a model trains: the matching logits and uncertainties of one batch.
+"""The diagnostics of a step: whether the variance keeps its meaning, by the logits and uncertainties of one batch.
 
     k           = 2a / s                                         `match_ratio`
     m_i         = sum_j sigmoid(y_ij)                            the matches that image i expects; texts alike
-    H_i         = entropy of softmax_j(s cos_ij - h_j)           what the means alone say, as in `ambiguity.bank`
+    H_i         = entropy of softmax_j(s cos_ij - h_j)           the ambiguity by the means alone, see `ambiguity.bank`
     h_j         = log mean_i exp(s cos_ij)                       the hubness of text j
     slope       = least-squares slope of a u_i against H_i
     agreement   = correlation of a u_i and H_i
@@ -31,11 +31,11 @@ LOWEST = -1e30  # stands for the logarithm of 0: the difference of two infinitie
 
 @torch.no_grad()
 def calibration_diagnostics(batch: PairBatch) -> dict[str, Tensor]:
-    """Return the numbers by name, each a 0-d tensor that is the same on all ranks. Called on every rank.
+    """Return the diagnostics by name, each a 0-d tensor that is the same on all ranks. Called on every rank.
 
     `match_ratio`; `expected_matches`, the mean of m, which is the same for images and texts; `image_miscalibration` and
-    `text_miscalibration`, the means of |log m|, 0 where every sample is calibrated; `image_slope`, `text_slope`,
-    `image_agreement` and `text_agreement`, which are nan where all H or all u are equal, as in a batch of two pairs.
+    `text_miscalibration`, the means of |log m|, 0 if every sample is calibrated; `image_slope`, `text_slope`,
+    `image_agreement` and `text_agreement`, which are nan if all H or all u are equal, as in a batch of two pairs.
     """
     v_nD, t_ND, s, first = batch.images.mean, batch.all_text_means, batch.clip_scale, batch.first
     n, N = len(v_nD), len(t_ND)
@@ -83,16 +83,14 @@ def calibration_diagnostics(batch: PairBatch) -> dict[str, Tensor]:
 
 
 def slope_and_correlation(x_NS: Tensor, y_NS: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the least-squares slope of y against x, and Pearson's correlation, [S] each; nan where they are not
-    defined.
-    """
+    """Return the least-squares slope of y against x and Pearson's correlation, [S] each; nan if undefined."""
     x_NS, y_NS = x_NS - x_NS.mean(dim=0), y_NS - y_NS.mean(dim=0)
     product_S, square_S = (x_NS * y_NS).sum(dim=0), x_NS.square().sum(dim=0)
     return product_S / square_S, product_S / (square_S * y_NS.square().sum(dim=0)).sqrt()
 
 
 class ColumnEntropy:
-    """log sum exp and the entropy of the softmax of each column of a matrix whose rows arrive in chunks, on all ranks.
+    """The log sum exp and the softmax entropy of each column of a matrix, whose rows arrive in chunks on all ranks.
 
     max = max_i x_i,  total = sum_i exp(x_i - max),  weighted = sum_i exp(x_i - max) x_i
     logsumexp = max + log total,  entropy = logsumexp - weighted / total
@@ -103,7 +101,7 @@ class ColumnEntropy:
         self.total_N, self.weighted_N = torch.zeros_like(self.max_N), torch.zeros_like(self.max_N)
 
     def add(self, x_rN: Tensor) -> None:
-        """More rows; entries of -inf are left out."""
+        """Add more rows; entries of -inf are left out."""
         new_max_N = torch.maximum(self.max_N, x_rN.amax(dim=0))
         weight_rN = (x_rN - new_max_N).exp_()
         self._rescale(new_max_N)
@@ -111,13 +109,13 @@ class ColumnEntropy:
         self.weighted_N += weight_rN.mul_(x_rN.clamp(min=LOWEST)).sum(dim=0)  # 0 times -inf would be nan
 
     def logsumexp(self) -> Tensor:
-        """Of the rows of all ranks, [N]. Called on every rank, once."""
+        """Return the log sum exp of the rows of all ranks, [N]. Called on every rank, once."""
         self._rescale(all_reduce(self.max_N.clone(), "max"))
         self.total_N, self.weighted_N = all_reduce(torch.stack([self.total_N, self.weighted_N]), "sum")
         return self.max_N + self.total_N.log()
 
     def entropy(self) -> Tensor:
-        """Of the rows of all ranks, [N]. Called on every rank, once, in place of `logsumexp`."""
+        """Return the entropy of the rows of all ranks, [N]. Called on every rank, once, in place of `logsumexp`."""
         return self.logsumexp() - self.weighted_N / self.total_N
 
     def _rescale(self, new_max_N: Tensor) -> None:
@@ -126,6 +124,6 @@ class ColumnEntropy:
 
 
 def _without_own(z_rN: Tensor, first: int) -> Tensor:
-    """Return `z_rN` with -inf for the true pairs, in place."""
+    """Set the true pairs of `z_rN` to -inf in place, and return it."""
     z_rN.diagonal(first).fill_(-torch.inf)
     return z_rN

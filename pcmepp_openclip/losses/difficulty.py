@@ -16,13 +16,11 @@ from torch import Tensor
 
 from .batch import PairBatch
 
-FLOOR = 1e-3  # added to the target, whose logarithm would have no bound
+FLOOR = 1e-3  # is added to the target, whose logarithm would have no bound otherwise
 
 
 def difficulty(batch: PairBatch) -> Tensor:
-    """Return this rank's share of the loss, a 0-d tensor. The difficulties are a by-product of InfoNCE, see
-    `fused.py`.
-    """
+    """Return this rank's share of the loss, a 0-d tensor. InfoNCE also yields the difficulties, see `fused.py`."""
     total = batch.clip_scale.new_zeros(())
     sides = ((batch.images, batch.pairs.image_difficulty), (batch.texts, batch.pairs.text_difficulty))
     for gaussian, difficulty_n in sides:

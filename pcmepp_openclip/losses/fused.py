@@ -43,16 +43,16 @@ from .pseudo_positives import TruePairs, raised_labels
 
 @dataclass(frozen=True)
 class PairSettings:
-    """Which terms of all pairs are computed, and how.
+    """The terms of all pairs that are computed, and their settings.
 
     Arguments:
         first: the column of this rank's first true pair.
-        reduction: of the matching loss, see `matching_loss`.
-        with_contrastive, with_matching: whether InfoNCE, and whether the matching loss are wanted; without it a term is
-            0, and nothing of it is computed.
-        true_pairs: what determines the pseudo-positives, or None where they are not wanted.
-        labels: soft labels, or None for those of the pairs (i, first + i).
-        smoothing: e of the labels e + (1 - 2e) m, which takes the place of m in the matching loss and in what the
+        reduction: the reduction of the matching loss, see `matching_loss`.
+        with_contrastive, with_matching: whether InfoNCE, and whether the matching loss are wanted. A term that is not
+            wanted is 0, and nothing of it is computed.
+        true_pairs: the true pairs, which determine the pseudo-positives, or None if these are not wanted.
+        labels: the soft labels, or None if only the pairs (i, first + i) match.
+        smoothing: e of the labels e + (1 - 2e) m, which take the place of m in the matching loss and in the labels that
             pseudo-positives raise.
         constant_means: whether the matching loss sees the means as constants, so that InfoNCE alone trains them.
         share_of_means: a factor on the gradient of the means.
@@ -70,14 +70,15 @@ class PairSettings:
 
 
 class PairLosses(torch.autograd.Function):
-    """(contrastive, matching, pseudo-positive) losses and the number of pseudo-positives, each a 0-d tensor; and
-    InfoNCE of each of this rank's pairs, by its image and by its text, [n] without a gradient.
+    """The (contrastive, matching, pseudo-positive) losses and the number of pseudo-positives, each a 0-d tensor.
+
+    They are followed by InfoNCE of each of this rank's pairs, by its image and by its text, [n] without a gradient.
 
     Arguments of `apply`, all fp32:
-        v_nD, t_ND: means of this rank's images and of all texts. Pair i is (v_i, t_{first + i}).
+        v_nD, t_ND: the means of this rank's images and of all texts. Pair i is (v_i, t_{first + i}).
         s: the scale of InfoNCE's logits, 0-d.
         o_n, o_N: |mu|^2 + u of both, see above.
-        a, b: of the matching logit, 0-d. These four may be None where there is no matching.
+        a, b: the scale and shift of the matching logit, 0-d. These four may be None without matching.
         settings: see `PairSettings`.
 
     Means that need no gradient, as those of frozen towers, spare both products of the backward pass.
@@ -140,8 +141,8 @@ class PairLosses(torch.autograd.Function):
         settings, (g_contrastive, g_match, g_pp) = ctx.settings, g[:3]
         matching: MatchGradients | None = None
         if settings.with_matching and not (g_match is None and g_pp is None):
-            about = {name: getattr(settings, name) for name in ("first", "true_pairs", "labels", "smoothing")}
-            matching = MatchGradients(ctx.logits, o_n, o_N, g_match, g_pp, ctx.scale, **about)
+            pair_settings = {name: getattr(settings, name) for name in ("first", "true_pairs", "labels", "smoothing")}
+            matching = MatchGradients(ctx.logits, o_n, o_N, g_match, g_pp, ctx.scale, **pair_settings)
         k_z, dc_by_dz, ds = s, None, None
         if settings.with_contrastive and g_contrastive is not None:
             k_z = g_contrastive / (2 * len(v_nD))
@@ -159,15 +160,15 @@ class PairLosses(torch.autograd.Function):
                 dc = dz.mul_(dc_by_dz) if dc is None else dc.addcmul_(dz, dc_by_dz)
             if dc is not None:
                 means.add(dc, rows)
-        of_matching = [None] * 4 if matching is None else matching.found()
-        found = *means.found, None if ds is None else ds * (k_z / s), *of_matching
-        # A term without a gradient has one of 0, since DDP expects one for every parameter.
-        inputs = zip((v_nD, t_ND, s, o_n, o_N, a, b), found, ctx.needs_input_grad[:-1], strict=True)
+        of_matching = [None] * 4 if matching is None else matching.gradients()
+        gradients = *means.gradients, None if ds is None else ds * (k_z / s), *of_matching
+        # An input without a gradient gets one of 0, since DDP expects one for every parameter.
+        inputs = zip((v_nD, t_ND, s, o_n, o_N, a, b), gradients, ctx.needs_input_grad[:-1], strict=True)
         return *(torch.zeros_like(x) if wanted and dx is None else dx for x, dx, wanted in inputs), None
 
 
 def scaled_cosines(v_nD: Tensor, t_ND: Tensor, s: Tensor, rows: slice, settings: PairSettings) -> Tensor:
-    """z of some rows: s c, or c without InfoNCE. It is the features that are scaled: they are fewer than the pairs."""
+    """Return z of some rows: s c, or c without InfoNCE. The features are scaled: they are fewer than the pairs."""
     return (v_nD[rows] * s if settings.with_contrastive else v_nD[rows]) @ t_ND.T
 
 
@@ -175,7 +176,7 @@ class MeanGradients:
     """The gradients of the means, summed over chunks of rows.
 
     Arguments:
-        wants_dv, wants_dt: whether each is wanted.
+        wants_dv, wants_dt: whether the gradient of each is wanted.
     """
 
     def __init__(self, v_nD: Tensor, t_ND: Tensor, wants_dv: bool, wants_dt: bool):
@@ -184,7 +185,7 @@ class MeanGradients:
         self.dt_ND: Tensor | None = None
 
     def add(self, dc: Tensor, rows: slice) -> None:
-        """The gradient of the cosines of some rows."""
+        """Add the gradient of the cosines of some rows."""
         if self.wants_dv:
             if self.dv_nD is None:
                 self.dv_nD = torch.empty_like(self.v_nD)
@@ -194,12 +195,12 @@ class MeanGradients:
             self.dt_ND = dc.T @ v_rD if self.dt_ND is None else self.dt_ND.addmm_(dc.T, v_rD)
 
     @property
-    def found(self) -> tuple[Tensor | None, Tensor | None]:
+    def gradients(self) -> tuple[Tensor | None, Tensor | None]:
         return self.dv_nD, self.dt_ND
 
 
 def chunks(v_nD: Tensor, columns: int) -> Iterator[slice]:
-    """Yield the rows of a matrix with this many columns, in chunks of about equal size, as few as may be."""
+    """Yield the rows of a matrix with this many columns in as few chunks as possible, of about equal size."""
     most = max(1, elements_at_a_time(v_nD) // columns)
     step = math.ceil(len(v_nD) / math.ceil(len(v_nD) / most))
     for start in range(0, len(v_nD), step):

@@ -1,8 +1,8 @@
-"""InfoNCE of a matrix of logits that is visited in chunks of rows: what a chunk adds to its value, and its gradient.
+"""InfoNCE of a matrix of logits that is visited in chunks of rows: its value and its gradient.
 
     z_ij           = s c_ij
-    image_loss_i   = log sum_j exp(z_ij) - z_ii           whole within a chunk
-    text_loss_j    = log sum_i exp(z_ij) - z_jj           whole after the last chunk of the last rank
+    image_loss_i   = log sum_j exp(z_ij) - z_ii           complete within a chunk
+    text_loss_j    = log sum_i exp(z_ij) - z_jj           complete after the last chunk of the last rank
     dL/dz_ij       = (p_ij + q_ij - 2 [i=j]) / 2N         p: softmax of the row, q: softmax of the column
 
 A log-softmax is one kernel on every device, where a log-sum-exp is four or more. So the log-sum-exp of a column is read
@@ -23,11 +23,13 @@ from .collectives import all_reduce
 
 
 class Softmaxes(NamedTuple):
-    """What p and q of a chunk follow from: log p_ij = z_ij - true_i + log_p_i, log q_ij = z_ij - max_j + log_q_j.
+    """The values from which p and q of a chunk follow.
+
+        log p_ij = z_ij - true_i + log_p_i,    log q_ij = z_ij - max_j + log_q_j
 
     Arguments:
         true_n, log_p_n: the logits and log p of the true pairs of this rank.
-        max_N, log_q_N: of all columns, see above.
+        max_N, log_q_N: the maximum and log q at the maximum of all columns, see above.
     """
 
     true_n: Tensor
@@ -37,10 +39,10 @@ class Softmaxes(NamedTuple):
 
 
 class InfoNCE:
-    """The loss of the chunks that were added.
+    """InfoNCE of the chunks that were added.
 
     Arguments:
-        n: rows of this rank.
+        n: the number of rows of this rank.
         like: a tensor of the device and dtype of the logits.
     """
 
@@ -49,15 +51,16 @@ class InfoNCE:
         self.columns: tuple[Tensor, Tensor] | None = None  # max_N and log_q_N of the chunks so far
 
     def add(self, z: Tensor, rows: slice, first: int) -> None:
-        """The logits of some rows of this rank, whose first true pair is in column `first`."""
+        """Add the logits of some rows of this rank, whose first true pair is in column `first`."""
         self.true_n[rows] = z.diagonal(rows.start + first)
         self.log_p_n[rows] = z.log_softmax(dim=1).diagonal(rows.start + first)
-        found = z.amax(dim=0), z.log_softmax(dim=0).amax(dim=0)
-        self.columns = found if self.columns is None else _merged(self.columns, found)
+        columns = z.amax(dim=0), z.log_softmax(dim=0).amax(dim=0)
+        self.columns = columns if self.columns is None else _merged(self.columns, columns)
 
     def finish(self, first: int) -> tuple[Tensor, Softmaxes]:
-        """Return the loss of each image and of each text of this rank, [2, n], and what the gradient needs, once all
-        chunks were added. Called on every rank.
+        """Return the loss of each image and each text of this rank, [2, n], and the softmaxes for the gradient.
+
+        Called on every rank, once all chunks were added.
         """
         assert self.columns is not None
         max_N, log_q_N = self.columns
@@ -72,7 +75,7 @@ class InfoNCE:
 
 
 def _merged(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """max_N and log_q_N of the rows of both."""
+    """Return max_N and log_q_N of the rows of both."""
     max_N = torch.maximum(a[0], b[0])
     parts = ((its_max_N - max_N).sub_(log_q_N) for its_max_N, log_q_N in (a, b))
     return max_N, torch.logaddexp(*parts).neg_()

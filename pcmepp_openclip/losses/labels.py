@@ -1,4 +1,4 @@
-"""Soft labels: how much image i matches text j, where that is more than whether i = j.
+"""Soft labels: how well image i matches text j, if that is more than whether i = j.
 
     m_ij = w_i [id_i = id_j] + (1 - w_i) [partner_i = id_j]
 
@@ -20,12 +20,12 @@ from .collectives import AllGather, all_reduce
 
 
 class TruePair(NamedTuple):
-    """The farthest of the true pairs of each row, or of each column, of the label matrix.
+    """The farthest true pair of each row, or of each column, of the label matrix.
 
     Arguments:
         label: the largest label of the row.
         logit: its matching logit.
-        key: `Gaussian.keys` of the text, of a row, or of the image, of a column: equal ones are ties.
+        key: `Gaussian.keys` of the text for a row, and of the image for a column. Equal keys are ties.
     """
 
     label: Tensor
@@ -34,7 +34,7 @@ class TruePair(NamedTuple):
 
 
 class LabelledPairs(NamedTuple):
-    """What determines the pseudo-positives of labelled pairs.
+    """The true pairs of labelled pairs, which determine the pseudo-positives.
 
     Arguments:
         rows, columns: the true pair of each of this rank's images, [n], and of each text of all ranks, [N].
@@ -47,7 +47,7 @@ class LabelledPairs(NamedTuple):
     text_key_N: Tensor
 
     def raised(self, y_rN: Tensor, label_rN: Tensor, rows: slice) -> Iterator[Tensor]:
-        """By how much the pseudo-positives of some rows raise the labels, by the rows and by the columns, [r, N]."""
+        """Yield the increase of some rows' labels by pseudo-positives, [r, N], by the rows and by the columns."""
         of_rows = TruePair(*(x[rows, None] for x in self.rows))
         for true, key in ((of_rows, self.text_key_N), (self.columns, self.image_key_n[rows, None])):
             is_pseudo_rN = (key == true.key).logical_or_(y_rN >= true.logit)
@@ -76,7 +76,7 @@ class Labels(NamedTuple):
             return cls(own_id_n, partner_id_n, own_share_n.float(), text_id_N)
 
     def of(self, rows: slice) -> Tensor:
-        """m of some of this rank's images with all texts, [r, N]."""
+        """Return m of some of this rank's images with all texts, [r, N]."""
         share_r1 = self.own_share_n[rows, None]
         label_rN = (self.own_id_n[rows, None] == self.text_id_N) * share_r1
         return label_rN.add_((self.partner_id_n[rows, None] == self.text_id_N) * (1 - share_r1))
@@ -85,11 +85,12 @@ class Labels(NamedTuple):
     def true_pairs(
         self, logits: Callable[[slice], Tensor], chunks: Iterable[slice], image_key_n: Tensor, text_key_N: Tensor
     ) -> LabelledPairs:
-        """Return the true pairs of all rows and columns: one more visit to the matrix, since a column is whole only
-        after all of its rows. Called on every rank.
+        """Return the true pairs of all rows and columns. Called on every rank.
+
+        This is one more visit to the matrix, since a column is complete only after all of its rows.
 
         Arguments:
-            logits: the matching logits of some rows, [r, N].
+            logits: a function that returns the matching logits of some rows, [r, N].
             chunks: the rows of this rank, some at a time.
         """
         of_rows: list[TruePair] = []
@@ -97,8 +98,8 @@ class Labels(NamedTuple):
         for rows in chunks:
             y_rN, label_rN = logits(rows), self.of(rows)
             of_rows.append(_farthest(y_rN, label_rN, text_key_N))
-            found = _farthest(y_rN.T, label_rN.T, image_key_n[rows])
-            columns = found if columns is None else _farther(columns, found)
+            part = _farthest(y_rN.T, label_rN.T, image_key_n[rows])
+            columns = part if columns is None else _farther(columns, part)
         assert columns is not None
         whole = TruePair(*(torch.cat(parts) for parts in zip(*of_rows, strict=True)))
         return LabelledPairs(whole, _over_ranks(columns), image_key_n, text_key_N)
@@ -111,7 +112,7 @@ def _farthest(y_rN: Tensor, label_rN: Tensor, key_N: Tensor) -> TruePair:
 
 
 def _farther(a: TruePair, b: TruePair) -> TruePair:
-    """Of each row, the pair with the larger label and, where these are equal, the farther one."""
+    """Return, for each row, the pair with the larger label or, if these are equal, the farther one."""
     is_b = (b.label > a.label) | ((b.label == a.label) & (b.logit < a.logit))
     return TruePair(*(torch.where(is_b, y, x) for x, y in zip(a, b, strict=True)))
 

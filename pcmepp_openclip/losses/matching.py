@@ -13,18 +13,18 @@ def matching_logits(distance_NM: Tensor, a: Tensor | float, b: Tensor | float) -
 
 
 def matching_loss(logits_NM: Tensor, targets_NM: Tensor, reduction: str = "mean") -> Tensor:
-    """Binary cross-entropy over all pairs, stable for logits of any size.
+    """Return the binary cross-entropy over all pairs, stable for logits of any size.
 
         - m log sigmoid(y) - (1 - m) log sigmoid(-y)   =   softplus(y) - m y
 
     Arguments:
         logits_NM: y = -a d + b, see `matching_logits`.
-        targets_NM: m in [0, 1]; soft where images are mixed or pairs are uncertain.
+        targets_NM: m in [0, 1]; soft if images are mixed or pairs are uncertain.
         reduction: "mean" over all N M pairs, as in the paper, or "sum", over all pairs divided by N, as SigLIP
             does: then the pull on a sample does not fade as the batch grows.
 
-    Relations: with unit means, y = 2a cos - a (u_v + u_t) + (b - 2a) is SigLIP's logit with an offset per
-    sample. The authors' code counts the loss once per direction, which is this one with a weight of 2.
+    Relations: with unit means, y = 2a cos - a (u_v + u_t) + (b - 2a) is SigLIP's logit with an offset per sample. The
+    authors' code counts the loss once per direction, which is this one with a weight of 2.
     """
     total = (F.softplus(logits_NM) - targets_NM * logits_NM).sum()
     rows, columns = logits_NM.shape
@@ -32,7 +32,7 @@ def matching_loss(logits_NM: Tensor, targets_NM: Tensor, reduction: str = "mean"
 
 
 def pairs_divisor(rows: int, columns: int, reduction: str) -> int:
-    """What a sum over all pairs is divided by."""
+    """Return the number that a sum over all pairs is divided by."""
     if reduction not in ("mean", "sum"):
         raise ValueError(f"The reduction of the matching loss must be 'mean' or 'sum', not {reduction!r}.")
     return rows * columns if reduction == "mean" else rows

@@ -1,4 +1,4 @@
-"""What the variances add to a loss, from one pass over them: the offsets of CSD and the VIB."""
+"""The variances' part of a loss, from one pass over them: the offsets of CSD and the VIB."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ class Offsets(torch.autograd.Function):
     The variances are computed again in the backward pass, so that nothing of their size is kept for it.
 
     Arguments of `apply`, both fp32:
-        mean_nD, logvar_nD: of the samples.
+        mean_nD, logvar_nD: the means and log-variances of the samples.
     """
 
     @staticmethod

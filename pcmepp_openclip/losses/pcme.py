@@ -1,4 +1,4 @@
-"""PCME's soft contrastive loss, by Monte-Carlo estimates of the match probability: what PCME++ replaced by CSD.
+"""PCME's soft contrastive loss by Monte-Carlo estimates of the match probability. PCME++ replaced it by CSD.
 
     p_ij = 1/J^2 sum_kl sigmoid(-a |z_ik - z_jl| + b)        J samples z = mu + sigma e of each image i and each text j
     loss = - sum_ij [m_ij log p_ij + (1 - m_ij) log(1 - p_ij)] / N^2
@@ -30,15 +30,17 @@ from .matching import pairs_divisor
 
 
 def pcme_noise(seed: int, pairs: int, samples: int, like_ND: Tensor) -> Tensor:
-    """e of the images and of the texts of the batch of all ranks, [2, N, J, D]."""
+    """Return e of the images and of the texts of the batch of all ranks, [2, N, J, D]."""
     generator = torch.Generator(like_ND.device).manual_seed(seed)
     shape = 2, pairs, samples, like_ND.shape[1]
     return torch.randn(shape, generator=generator, device=like_ND.device)
 
 
 def pcme(batch: PairBatch) -> Tensor:
-    """Return this rank's share of the loss, a 0-d tensor: its images with all texts, in chunks of rows, which are
-    computed again in the backward pass, so that nothing of N x N x J^2 elements is held.
+    """Return this rank's share of the loss, a 0-d tensor: its images with all texts.
+
+    The rows are visited in chunks, which are computed again in the backward pass, so that nothing of N x N x J^2
+    elements is held.
     """
     n, N, samples = len(batch.images.mean), len(batch.all_texts.mean), batch.settings.pcme_samples
     own = slice(batch.first, batch.first + n)

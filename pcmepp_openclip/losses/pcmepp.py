@@ -13,7 +13,7 @@ from .matching import pairs_divisor
 from .settings import TermSettings
 from .terms import LOSSES, WEIGHT, loss_weights, without_labels
 
-SEED_STRIDE = 1_000_003  # steps of runs with neighbouring seeds have different noise
+SEED_STRIDE = 1_000_003  # so that steps of runs with neighbouring seeds have different noise
 
 
 class PCMEppLoss(nn.Module):
@@ -31,11 +31,11 @@ class PCMEppLoss(nn.Module):
     Arguments:
         rank, world_size: the place of this process; every rank must have the same batch size.
         distance: the name of the distance in the matching logit, see `DISTANCES`. CSD is the paper's, and fast.
-        reduction: of the matching and pseudo-positive terms, "mean" or "sum", see `matching_loss`.
+        reduction: the reduction of the matching and pseudo-positive terms, "mean" or "sum", see `matching_loss`.
         train_means_by: "all" terms, or "contrastive" for InfoNCE alone: then the others see the means as constants.
-        settings: of single terms, such as the margin of the triplet loss.
-        seed: of the noise of terms that draw it.
-        weights: `contrastive_weight`, `match_weight`, `pp_weight`, `vib_weight`, and that of every other term in
+        settings: the settings of single terms, such as the margin of the triplet loss.
+        seed: the seed of terms that draw noise.
+        weights: `contrastive_weight`, `match_weight`, `pp_weight`, `vib_weight`, and the weight of every other term in
             `LOSSES`; 0 switches a term off. The defaults are those of `LOSSES`.
 
     On any number of ranks the value is the loss of the whole batch, and under DDP so is every gradient; that takes less
@@ -52,8 +52,8 @@ class PCMEppLoss(nn.Module):
     The value takes an all-reduce that no gradient needs. With `global_value` False there is none, and the terms are
     this rank's shares, whose mean over ranks is the value: the training loop does so in steps that it does not log.
 
-    With `diagnose` set, a call also records what a user wants to see of it (see `diagnostics.py`); `read_diagnostics`
-    returns that. Neither the value nor a gradient depends on it.
+    With `diagnose` set, a call also records its diagnostics (see `diagnostics.py`), which `read_diagnostics`
+    returns. Neither the value nor a gradient depends on it.
     """
 
     def __init__(
@@ -95,15 +95,15 @@ class PCMEppLoss(nn.Module):
         own_share: Tensor | None = None,
         output_dict: bool = False,
     ) -> dict[str, Tensor] | Tensor:
-        """Return the weighted terms, `*_loss`, whose sum is the objective; that sum itself without `output_dict`.
+        """Return the weighted terms, `*_loss`, whose sum is the objective, or that sum itself without `output_dict`.
 
         Arguments:
-            image_features, text_features: means, l2-normalised, [n, D].
+            image_features, text_features: the means, l2-normalised, [n, D].
             logit_scale, logit_bias: not used: with gradient accumulation their gradient would be counted too often.
             image_logvar, text_logvar: log sigma^2, [n, D].
             clip_scale, match_scale, match_shift: the scale of InfoNCE's logits, a and b, one value per sample, [n].
-            own_id, partner_id, own_share: soft labels, see `LabelledImages`, [n]; none of them where image i matches
-                text i alone. Terms that take no labels (InfoNCE, and what depends on it) must have a weight of 0.
+            own_id, partner_id, own_share: soft labels, see `LabelledImages`, [n]; none of them if image i matches
+                text i alone. Terms that take no labels (InfoNCE, and terms that depend on it) must have a weight of 0.
         """
         with full_precision(image_features):
             image_means, text_means = image_features.float(), text_features.float()
@@ -148,7 +148,7 @@ class PCMEppLoss(nn.Module):
     def _terms(self, batch: PairBatch) -> dict[str, Tensor]:
         weights = {name: weight for name, weight in self.weights.items() if weight > 0}
         values = [LOSSES[name].compute(batch) for name in weights]
-        # The first entry is part of no term: where all pairwise terms have a weight of 0, it gives their parameters a
+        # The first entry is part of no term: if all pairwise terms have a weight of 0, it gives their parameters a
         # gradient of 0, since DDP expects one for every parameter.
         stacked = torch.stack([batch.pairs.contrastive, *values])
         if self.world_size > 1 and self.global_value:
@@ -175,7 +175,7 @@ class PCMEppLoss(nn.Module):
         }
 
     def read_diagnostics(self) -> dict[str, float]:
-        """Return the diagnostics of the last call with `diagnose`, averaged over ranks. To be called on every rank."""
+        """Return the diagnostics of the last call with `diagnose`, averaged over ranks. Called on every rank."""
         values = torch.stack(list(self.diagnostics.values()))
         if self.world_size > 1:
             values = MeanOverRanks.apply(values)

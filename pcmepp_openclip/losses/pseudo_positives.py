@@ -36,7 +36,7 @@ def _raised(logits_NM: Tensor, targets_NM: Tensor, along: int) -> Tensor:
 
 
 class TruePairs(NamedTuple):
-    """What determines the pseudo-positives without the matrix: one value for each of the N pairs of all ranks.
+    """The true pairs, which determine the pseudo-positives: one value for each of the N pairs of all ranks.
 
     Arguments:
         logit_N: the matching logits of the true pairs.
@@ -52,13 +52,14 @@ class TruePairs(NamedTuple):
 def raised_labels(
     y: Tensor, label: Tensor | None, true_pairs: TruePairs | LabelledPairs | None, rows: slice, first: int
 ) -> Iterator[Tensor]:
-    """By how much the pseudo-positives of a chunk of rows raise the labels, by the rows and by the columns: masks where
-    there are no soft labels; nothing at all without `true_pairs`.
+    """Yield the increase of the labels of a chunk by pseudo-positives, first by the rows, then by the columns.
+
+    These are masks without soft labels, and nothing at all without `true_pairs`.
 
     Arguments:
         y: the matching logits of the chunk, [r, N].
-        label: its soft labels, [r, N], or None.
-        rows: its rows among those of this rank.
+        label: the soft labels of the chunk, [r, N], or None.
+        rows: the rows of the chunk, counted on this rank.
         first: the column of this rank's first true pair.
     """
     if isinstance(true_pairs, LabelledPairs):
@@ -69,9 +70,7 @@ def raised_labels(
 
 
 def _pseudo_positives(y: Tensor, true_pairs: TruePairs, first: int) -> Iterator[Tensor]:
-    """Yield masks of the pairs of a chunk, without true pairs, that are at least as close as the true pair of their
-    row, and of their column.
-    """
+    """Yield masks of the pairs, but true ones, that are as close as the true pair of their row, or column."""
     rows = slice(first, first + len(y))
     logit_N, image_key_N, text_key_N = true_pairs
     for threshold, tie in (

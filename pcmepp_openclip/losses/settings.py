@@ -7,13 +7,13 @@ NEGATIVES = ("hardest", "all")
 
 @dataclass(frozen=True)
 class TermSettings:
-    """What a term needs beside the batch and its weight.
+    """The settings of single terms.
 
     Arguments:
-        triplet_margin: of the triplet loss.
+        triplet_margin: the margin of the triplet loss.
         triplet_negatives: "hardest" for the hardest negative of each sample, or "all" for the sum over all of them.
         triplet_warmup_epochs: the number of epochs at the start of a run with all negatives, before the hardest ones.
-        pcme_samples: samples of each Gaussian in PCME's loss.
+        pcme_samples: the number of samples of each Gaussian in PCME's loss.
         label_smoothing: e of the labels e + (1 - 2e) m of the matching and pseudo-positive losses, at least 0 and below
             1/2.
     """

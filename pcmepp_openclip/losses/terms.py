@@ -17,9 +17,9 @@ class LossTerm(NamedTuple):
     Arguments:
         compute: a function of a `PairBatch` that returns a 0-d tensor, see `PairBatch`.
         weight: the default weight; with 0 the term is left out unless a config or a flag sets its weight.
-        help: what it is, in a few words, for `pcmepp train --help`.
-        takes_labels: whether it is defined for the soft labels of a batch, `PairBatch.labels`. One that is not cannot
-            be trained with mixed images or several positives.
+        help: a description in a few words, for `pcmepp train --help`.
+        takes_labels: whether it is defined for the soft labels of a batch, `PairBatch.labels`. A term that is not
+            cannot be trained with mixed images or several positives.
     """
 
     compute: Callable[[PairBatch], Tensor]
@@ -44,19 +44,19 @@ LOSSES: dict[str, LossTerm] = {
 WEIGHT = "_weight"  # suffix of a term's key in a config; in a flag it is "-weight"
 
 
-def loss_weights(given: dict[str, float]) -> dict[str, float]:
+def loss_weights(weights: dict[str, float]) -> dict[str, float]:
     """Return the weight of every term in the order of `LOSSES`, by the name of the term.
 
     Arguments:
-        given: weights by key, such as {"match_weight": 2.0}; other terms have their default.
+        weights: weights by key, such as {"match_weight": 2.0}; other terms have their default.
     """
     known = {name + WEIGHT: name for name in LOSSES}
-    for key in given:
+    for key in weights:
         if key not in known:
             raise ValueError(f"There is no loss term with the weight '{key}'; known weights: {', '.join(known)}.")
-    return {name: float(given.get(key, LOSSES[name].weight)) for key, name in known.items()}
+    return {name: float(weights.get(key, LOSSES[name].weight)) for key, name in known.items()}
 
 
 def without_labels(weights: dict[str, float]) -> list[str]:
-    """Return the names of the terms among these, by name, that are switched on and take no soft labels."""
+    """Return the names of the terms that are switched on and take no soft labels. `weights` are by name."""
     return [name for name, weight in weights.items() if weight > 0 and not LOSSES[name].takes_labels]

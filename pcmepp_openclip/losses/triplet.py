@@ -27,9 +27,7 @@ from .fused import chunks
 
 
 def triplet_loss(cosine_NN: Tensor, margin: float = 0.2, hardest: bool = True) -> Tensor:
-    """Return the readable form, a 0-d tensor: both directions, for the cosines of a batch with its pairs on the
-    diagonal.
-    """
+    """Return the loss of both directions, a 0-d tensor, for the cosines of a batch with its pairs on the diagonal."""
     return hinges(cosine_NN, 0, margin, hardest).mean() + hinges(cosine_NN.T, 0, margin, hardest).mean()
 
 
@@ -48,8 +46,7 @@ def hinges(cosine_nN: Tensor, first: int, margin: float, hardest: bool) -> Tenso
 
 
 def triplet(batch: PairBatch) -> Tensor:
-    """Return this rank's share of the loss, a 0-d tensor: its images against all texts, and its texts against all
-    images.
+    """Return this rank's share of the loss, a 0-d tensor: its images with all texts, and its texts with all images.
 
     The cosines are visited in chunks of rows, which are computed again in the backward pass.
     """

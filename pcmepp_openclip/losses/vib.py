@@ -6,7 +6,7 @@ from ..gaussian import Gaussian, full_precision
 
 
 def vib(gaussians: Gaussian) -> Tensor:
-    """KL(N(mu, sigma^2) || N(0, I)), the mean over samples and dimensions, in fp32.
+    """Return KL(N(mu, sigma^2) || N(0, I)), the mean over samples and dimensions, in fp32.
 
         -1/2 (1 + s - mu^2 - exp(s)),   s = log sigma^2
 

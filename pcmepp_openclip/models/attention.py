@@ -16,10 +16,10 @@ from torch import Tensor, nn
 def single_query_attention(
     attn: nn.MultiheadAttention, query_N1C: Tensor, x_NLC: Tensor, mask: Tensor | None
 ) -> Tensor:
-    """Attention of one token per sample to all of its tokens, [N, 1, C], as `attn` gives it.
+    """Return the attention of one token per sample to all of its tokens, [N, 1, C], as `attn` computes it.
 
     Arguments:
-        mask: what is added to the logits, [N, L] or [N, H, L], or None.
+        mask: a term that is added to the logits, [N, L] or [N, H, L], or None.
     """
     heads, width = attn.num_heads, attn.head_dim
     weight_q, weight_k, weight_v = attn.in_proj_weight.chunk(3)

@@ -1,4 +1,4 @@
-"""What a log-variance branch is: a tower's tokens, and from them the mean and the log-variance."""
+"""The interface of a log-variance branch, which computes the mean and the log-variance from a tower's tokens."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,49 +26,49 @@ class Branch:
         """Add the tensors of the branch to the tower.
 
         Arguments:
-            new_blocks: makes a new transformer of `head_layers` blocks, of the kind that the tower has, if it is one of
-                open_clip's own; with `size`, the width and the number of heads, one of plain blocks.
+            new_blocks: a function that makes a new transformer of `head_layers` blocks, of the tower's kind if that is
+                one of open_clip's own; with `size`, the width and the number of heads, a transformer of plain blocks.
         """
         raise NotImplementedError
 
     @property
     def modules(self) -> list[nn.Module]:
-        """The modules of the branch, which are trained where the tower is frozen."""
+        """Return the modules of the branch, which are trained if the tower is frozen."""
         raise NotImplementedError
 
     @property
     def bias(self) -> nn.Parameter | None:
-        """The bias of the log-variances, [D], if there is one."""
+        """Return the bias of the log-variances, [D], if there is one."""
         raise NotImplementedError
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
-        """The copies of a tower's blocks that the branch is made of; () where it is a head of its own."""
+        """Return the copies of a tower's blocks that the branch consists of, or () if it is a head of its own."""
         return ()
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the tokens that it reads."""
+        """Return the dtype of the tokens that the branch reads."""
         raise NotImplementedError
 
     def set_recompute(self, enable: bool) -> None:
-        """Whether activations of the branch are recomputed in the backward pass."""
+        """Set whether activations of the branch are recomputed in the backward pass."""
 
     def tokens(self, batch: Tensor) -> Tokens:
-        """Images or token ids to what both branches read."""
+        """Return the tokens of images or token ids that the mean and the log-variance are computed from."""
         raise NotImplementedError
 
     def mean(self, tokens: Tokens) -> Tensor:
-        """What the stock tower returns, or GPO of its tokens, [N, D]."""
+        """Return the output of the stock tower, or GPO of its tokens, [N, D]."""
         raise NotImplementedError
 
     def logvar(self, tokens: Tokens) -> Tensor:
-        """Log-variances, [N, D], fp32."""
+        """Return log-variances, [N, D], fp32."""
         raise NotImplementedError
 
 
 def new_projection(width: int, embed_dim: int) -> nn.Parameter:
-    # Random, not zero: the loss sees the dimensions only through sums, so equal ones would stay equal.
+    # It is random, not zero: the loss sees the dimensions only through sums, so equal ones would stay equal.
     return nn.Parameter(width**-0.5 * torch.randn(width, embed_dim))
 
 
@@ -77,7 +77,7 @@ def new_bias(value: float | None, embed_dim: int) -> nn.Parameter | None:
 
 
 def logvar_of(x_NC: Tensor, projection_CD: Tensor, bias_D: Tensor | None) -> Tensor:
-    """Return the projection in fp32 whatever the precision: in bf16 a log-variance of -10 is only right to 3 %."""
+    """Return the projection plus the bias in fp32 at any precision. In bf16, a log-variance of -10 is right to 3 %."""
     with full_precision(x_NC):
         logvar_ND = x_NC.float() @ projection_CD.float()
         return logvar_ND if bias_D is None else logvar_ND + bias_D.float()

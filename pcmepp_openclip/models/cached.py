@@ -1,4 +1,4 @@
-"""A batch that frozen towers have been through already."""
+"""A batch that frozen towers have encoded already."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,8 +13,8 @@ class CachedTokens:
 
     Arguments:
         mean_ND: the means, l2-normalised, fp32.
-        x_NLC: what the log-variance branch reads, in 16 bit where it comes from a cache.
-        text_NL: the token ids, of texts.
+        x_NLC: the tokens that the log-variance branch reads, in 16 bit if they come from a cache.
+        text_NL: the token ids of texts; None for images.
     """
 
     mean_ND: Tensor
@@ -25,8 +25,10 @@ class CachedTokens:
         return len(self.mean_ND)
 
     def to(self, device: Any = None, dtype: torch.dtype | None = None, non_blocking: bool = False) -> "CachedTokens":
-        """Return the batch on another device. The dtype is that of the cache, whatever is asked for: open_clip's loop
-        casts images to the precision of the model, which here happens to the tokens alone, and only when they are used.
+        """Return the batch on another device, in the dtype of the cache.
+
+        `dtype` is ignored: open_clip's loop casts images to the precision of the model, which here happens to the
+        tokens alone, and only when they are used.
         """
         moved = {name: x for name, x in vars(self).items() if x is not None}
         return replace(self, **{name: x.to(device=device, non_blocking=non_blocking) for name, x in moved.items()})

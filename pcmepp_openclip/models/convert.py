@@ -30,7 +30,7 @@ def main(argv: list[str]) -> None:
 
 
 def to_clip(source: Path, target: Path) -> tuple[list[str], list[str]]:
-    """Write the plain model within `source` to `target`; the names of the tensors that were kept and dropped."""
+    """Write the plain model within `source` to `target`, and return the names of the kept and dropped tensors."""
     if target.suffix not in (".safetensors", ".pt"):
         raise ValueError(f"{target}: the target must end in .safetensors or .pt.")
     if not target.parent.is_dir():

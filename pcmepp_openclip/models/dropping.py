@@ -11,12 +11,12 @@ from ..gaussian import mixed_bits
 
 
 def kept_tokens(seed_N: Tensor, length: int, p: float) -> Tensor:
-    """Return which tokens are kept, [N, L] of booleans; at least one of every sample. All tokens are alike, CLS too.
+    """Return which tokens are kept, [N, L] of booleans. Each sample keeps at least one; CLS is treated like the others.
 
     The draws are a hash of the seed and the index of a token: the same in each forward pass of a step, on any device.
 
     Arguments:
-        seed_N: int64, one per sample.
+        seed_N: int64, one seed per sample.
         length: L.
         p: in [0, 1).
     """

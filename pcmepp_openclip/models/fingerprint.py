@@ -1,4 +1,4 @@
-"""Names for a model by what its embeddings depend on: its weights, its config in use and its token ids.
+"""Names for a model by everything that its embeddings depend on: its weights, its config in use and its token ids.
 
 `bank_fingerprint` is the name by the means alone, and `model_fingerprint` by the log-variances too.
 """
@@ -17,7 +17,7 @@ PROBES = ["", "a photo of a dog", "  Zwölf  Boxkämpfer_&amp;amp; 1 x 2 = 2!\t<
 
 
 def bank_fingerprint(model: nn.Module, tokenizer: Any) -> str:
-    """Return the fingerprint that a bank carries, and that the model must have which the bank is used with.
+    """Return the fingerprint that a bank carries, which the model that uses the bank must have.
 
     A bank holds means alone, so PCME++'s own tensors do not count, except for GPO of the means: a plain model and a
     probabilistic one of the same means share their banks, before and after the log-variances are trained.

@@ -14,7 +14,7 @@ not one per sample: a single one where all samples have the same number, as imag
 occurs. On a GPU it is one for every length up to the longest: to know which ones occur, the GPU would have to be waited
 for, and more sequences take it no more steps.
 
-P is the width of a sinusoid, K the number of ranks, U that of different lengths.
+P is the width of a sinusoid, K the number of ranks, U the number of different lengths.
 """
 
 from collections.abc import Callable
@@ -42,11 +42,11 @@ class _GRU(nn.RNNBase):
 
 
 class GPO(nn.Module):
-    """Features [N, L, D] to one per sample, [N, D], in fp32 under any precision.
+    """The pooling of features [N, L, D] to one per sample, [N, D], in fp32 under any precision.
 
     Arguments:
         position_width: P.
-        hidden_width: of the GRU's states.
+        hidden_width: the width of the GRU's states.
     """
 
     def __init__(self, position_width: int = 32, hidden_width: int = 32):
@@ -86,7 +86,7 @@ class GPO(nn.Module):
         return self._weight_table(length_U, longest)[place_N]
 
     def _weight_table(self, length_U: Tensor, longest: int) -> Tensor:
-        """Return the weights of each length, [U, K]; the lengths are in ascending order and on the CPU."""
+        """Return the weights of each length, [U, K]. The lengths are in ascending order and on the CPU."""
         gru = {name: parameter.float() for name, parameter in self.gru.named_parameters()}
         position_KP = self._positions(longest)
         if torch.compiler.is_exporting() or torch.jit.is_tracing():
@@ -95,7 +95,7 @@ class GPO(nn.Module):
             states_UKH = _compiled_states(position_KP, length_U, list(gru.values()))
         elif self.gru.weight_hh_l0.dtype == torch.float32:
             states_UKH = _states(self.gru, position_KP, length_U)
-        else:  # no GRU in half precision
+        else:  # there is no GRU in half precision
             states_UKH = _states(lambda packed: functional_call(self.gru, gru, (packed,)), position_KP, length_U)
         forward_UKH, backward_UKH = states_UKH.chunk(2, dim=-1)
         score_UK = F.linear((forward_UKH + backward_UKH) / 2, self.score.weight.float()).squeeze(-1) / TEMPERATURE
@@ -103,7 +103,7 @@ class GPO(nn.Module):
         return score_UK.masked_fill(beyond_UK, -torch.inf).softmax(dim=1)
 
     def _step_by_step(self, gru: dict[str, Tensor], position_KP: Tensor, length_U: Tensor) -> Tensor:
-        """Return the same as `_states` in many small operations, which torch can export."""
+        """Return the states that `_states` returns, computed by many small operations, which torch can export."""
         names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
         forward, backward = [gru[name] for name in names], [gru[f"{name}_reverse"] for name in names]
         samples, length_U = len(length_U), length_U.to(position_KP.device)
@@ -117,7 +117,7 @@ class GPO(nn.Module):
         return torch.cat([torch.stack(states[1:], dim=1), torch.stack(reverse[:0:-1], dim=1)], dim=-1)
 
     def _positions(self, length: int) -> Tensor:
-        """Sinusoids of the ranks, [K, P]: sine in the even channels, cosine in the odd ones."""
+        """Return the sinusoids of the ranks, [K, P]: sine in the even channels, cosine in the odd ones."""
         width, device = self.gru.input_size, self.score.weight.device
         frequency = 10000 ** (-torch.arange(0, width, 2, device=device) / width)
         angle = torch.arange(length, device=device)[:, None] * frequency
@@ -157,7 +157,7 @@ def _(position_KP: Tensor, length_U: Tensor, weights: list[Tensor]) -> Tensor:
     return position_KP.new_empty(len(length_U), len(position_KP), 2 * weights[1].shape[1])
 
 
-# Not a custom_op as well, whose body runs without autograd.
+# This is no custom_op, whose body would run without autograd.
 torch.library.define("pcmepp::gru_gradients", "(Tensor grad, Tensor position, Tensor length, Tensor[] w) -> Tensor[]")
 
 
@@ -186,16 +186,16 @@ _compiled_states.register_autograd(_backward, setup_context=_keep)
 
 
 class TokenPool(nn.Module):
-    """Tokens [N, L, C] to embeddings [N, D]: each token is projected, and GPO pools the projections.
+    """The pooling of tokens [N, L, C] to embeddings [N, D]: each token is projected, and GPO pools the projections.
 
-    The bias is added after the pooling, where it is the same, since the weights sum to 1: in fp32, while the projection
+    The bias is added after the pooling, which is the same since the weights sum to 1: in fp32, while the projection
     of all tokens is in the precision of the tower. A log-variance is about as large as its bias, and would only be
     right to 3 % in bf16.
 
     Arguments:
         width: C.
         embed_dim: D.
-        bias: initial value of the bias, or None for none.
+        bias: the initial value of the bias, or None for no bias.
     """
 
     def __init__(self, width: int, embed_dim: int, bias: float | None):

@@ -1,4 +1,4 @@
-"""A batch of images together with what the labels of its pairs depend on."""
+"""A batch of images together with the ids and shares that the labels of its pairs depend on."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,8 +22,8 @@ class LabelledImages:
     Arguments:
         image_NCHW: the pixels.
         own_id_N: int64, the same for pictures whose texts match each other.
-        partner_id_N: int64, the `own_id` of the image that was mixed in; the image's own where nothing was.
-        own_share_N: fp32, in [0, 1]; 1 where nothing was mixed in.
+        partner_id_N: int64, the `own_id` of the image that was mixed in; the image's own if nothing was mixed in.
+        own_share_N: fp32, in [0, 1]; 1 if nothing was mixed in.
         token_seed_N: int64, from which the tokens to drop are drawn, the same in every forward pass of a step; None
             to drop none.
     """
@@ -39,12 +39,12 @@ class LabelledImages:
 
     @property
     def labels(self) -> dict[str, Tensor]:
-        """What the labels depend on, [N] each, under the names that `PCMEppLoss` takes."""
-        given = {"own_id": self.own_id_N, "partner_id": self.partner_id_N, "own_share": self.own_share_N}
-        return {name: x for name, x in given.items() if x is not None}
+        """Return the ids and shares of the labels, [N] each, under the names that `PCMEppLoss` takes."""
+        entries = {"own_id": self.own_id_N, "partner_id": self.partner_id_N, "own_share": self.own_share_N}
+        return {name: x for name, x in entries.items() if x is not None}
 
     def to(self, device: Any = None, dtype: torch.dtype | None = None, non_blocking: bool = False) -> "LabelledImages":
-        """Return the batch on another device; `dtype` is that of the pixels, as open_clip's loop asks for it."""
+        """Return the batch on another device; `dtype` is the dtype of the pixels, as open_clip's loop asks for it."""
         moved = {
             name: x.to(device=device, non_blocking=non_blocking) for name, x in vars(self).items() if x is not None
         }

@@ -1,9 +1,10 @@
-"""Low-rank adaptation (LoRA, Hu et al. 2022): a tower computes with W + B A in place of a weight W. A and B are trained
-and of a low rank, W is frozen. B starts at zero, and thus the model as it was.
+"""Low-rank adaptation (LoRA, Hu et al. 2022): a tower computes with W + B A in place of a weight W.
 
-The sum is a parametrization of torch's, so that whatever reads `.weight` reads it: a layer of its own, and code that
-takes a weight out of a layer, as torch's attention, timm's EVA and the attention pool of a ResNet do. Layers that wrap
-another one, such as those of `peft`, do not reach such code.
+A and B are trained and of a low rank, W is frozen. B starts at zero, so that the model starts as it was.
+
+The sum is a parametrization of torch's, so that all code that reads `.weight` reads it: a layer of its own, and code
+that takes a weight out of a layer, as torch's attention, timm's EVA and the attention pool of a ResNet do. Layers that
+wrap another one, such as those of `peft`, do not reach such code.
 
     add_lora(model, rank=8, kept=...)      # adds A and B
     stock_state_dict(model)                # the model without LoRA: names of open_clip's, weights W + B A
@@ -21,12 +22,12 @@ from torch.nn.utils import parametrize
 
 from ..gaussian import full_precision
 
-ARRAYS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")  # of attention that has no layers
+ARRAYS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")  # weights of attention without layers
 _OWN, _ORIGINAL = "parametrizations.", ".original"  # torch's names: PATH.parametrizations.NAME.original
 
 
 class LowRank(nn.Module):
-    """A weight W [O, ...] to W + B A, A [R, I] and B [O, R], where I is the size of a row of W and R the rank.
+    """The sum of a weight W [O, ...] and B A, where A is [R, I], B is [O, R], I the size of a row of W and R the rank.
 
     The sum is taken in fp32 and has the dtype of W: in bf16 small steps of A and B add up, those of W would be lost.
     """
@@ -43,25 +44,27 @@ class LowRank(nn.Module):
 
 
 def add_lora(model: nn.Module, rank: int, kept: Callable[[str], bool]) -> None:
-    """Freeze a model, except for some parameters, and add A and B to every dense weight of what is frozen: of linear
-    layers, of convolutions that are not grouped, and of attention. ValueError if there is no such weight.
+    """Freeze a model, except for some parameters, and add A and B to every frozen dense weight.
+
+    Dense weights are those of linear layers, of convolutions that are not grouped, and of attention. ValueError if
+    there is no such weight.
 
     Arguments:
-        rank: of A and B. Weights of no higher rank stay as they are.
-        kept: whether the parameter of that name is trained as it is.
+        rank: the rank of A and B. Weights of no higher rank stay as they are.
+        kept: a function that returns whether the parameter of a name is trained as it is.
     """
-    found = [(module, name) for path, module, name in _dense_weights(model) if not kept(path)]
-    found = [(module, name) for module, name in found if _full_rank(getattr(module, name)) > rank]
-    if not found:
+    adapted = [(module, name) for path, module, name in _dense_weights(model) if not kept(path)]
+    adapted = [(module, name) for module, name in adapted if _full_rank(getattr(module, name)) > rank]
+    if not adapted:
         raise ValueError(f"--lora {rank} is no less than the rank of any weight: lower it.")
     for path, parameter in model.named_parameters():
         parameter.requires_grad = kept(path)
-    for module, name in found:
+    for module, name in adapted:
         parametrize.register_parametrization(module, name, LowRank(getattr(module, name), rank), unsafe=True)
 
 
 def _dense_weights(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """Yield the name in the model, module and attribute of each."""
+    """Yield the name in the model, the module and the attribute of each dense weight."""
     for path, module in model.named_modules():
         dense = isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1)
         for name in ("weight",) if dense else ARRAYS:
@@ -75,7 +78,7 @@ def _full_rank(weight: Tensor) -> int:
 
 @torch.no_grad()
 def stock_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """Return the state dict of the same model without LoRA; of a model that has none, its own."""
+    """Return the state dict of the model without LoRA, with all changes merged; without LoRA, the model's own."""
     tensors: dict[str, Tensor] = {}
     for path, tensor in model.state_dict().items():
         if _OWN not in path:
@@ -87,12 +90,12 @@ def stock_state_dict(model: nn.Module) -> dict[str, Tensor]:
 
 
 def lora_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """What `stock_state_dict` lacks: W, A and B; {} of a model without LoRA."""
+    """Return the tensors that `stock_state_dict` lacks: W, A and B, or {} for a model without LoRA."""
     return {path: tensor for path, tensor in model.state_dict().items() if _OWN in path}
 
 
 def whole_state_dict(stock: dict[str, Any], lora: dict[str, Any]) -> dict[str, Any]:
-    """Return the state dict of a model with LoRA, of what the two functions above return."""
+    """Return the state dict of a model with LoRA from the results of the two functions above."""
     merged = {_stock_name(path) for path in lora if path.endswith(_ORIGINAL)}
     return {**{path: tensor for path, tensor in stock.items() if path not in merged}, **lora}
 

@@ -28,11 +28,11 @@ BRANCHES: dict[tuple[str, str], type[Branch]] = {
     ("split", "gpo"): SplitGPOBranch,
     ("top", "gpo"): TopGPOBranch,
 }
-"""The kinds of branches, by their place (`image_head`, `text_head` of a config) and by what pools (`pool`)."""
+"""The kinds of branches, by their place (`image_head`, `text_head` of a config) and by the pooling (`pool`)."""
 
 
 class ProbabilisticModel(nn.Module):
-    """What the two PCME++ classes share, on top of an open_clip class.
+    """The common part of the two PCME++ classes, on top of an open_clip class.
 
     The mean is open_clip's own: same tensors, same names, same output. The log-variance comes from a branch of each
     tower (`image_branch`, `text_branch`), which leaves it before its last blocks (`split`) or reads the tokens that it
@@ -53,10 +53,10 @@ class ProbabilisticModel(nn.Module):
 
     `encode_image`, `encode_text` and, without `output_dict`, `forward` return what open_clip's models return, and
     compute the mean branch only. With `output_dict`, `forward` returns what `PCMEppLoss` takes: CLIP's entries,
-    `image_logvar` and `text_logvar` [N, D], and the scalars of the loss repeated for each sample,
-    `clip_scale`, `match_scale`, `match_shift` [N], since open_clip's gradient accumulation concatenates
-    outputs on their first dimension: the mean over the samples then has exactly the right gradient. For
-    `LabelledImages` it also returns what their labels depend on.
+    `image_logvar` and `text_logvar` [N, D], and the scalars of the loss repeated for each sample, `clip_scale`,
+    `match_scale`, `match_shift` [N], since open_clip's gradient accumulation concatenates outputs on their first
+    dimension: the mean over the samples then has exactly the right gradient. For `LabelledImages` it also returns the
+    ids and shares that their labels depend on.
 
     Texts may be cut to any length that keeps every EOT where later tokens are not seen: see `texts_may_be_cut`.
 
@@ -118,9 +118,12 @@ class ProbabilisticModel(nn.Module):
         return BRANCHES[cfg.text_head, cfg.pool](host.text_tower(self), cfg)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ProbabilisticModel":
-        """What `to`, `half`, `cuda` and the like do to every tensor. A cast to 16 bit, as for --precision pure_bf16,
-        leaves a, b, the logit scale and bias, and the biases of the log-variances in fp32: they are far from 0 and
-        change little in a step, which 16 bit would round away, so that they would never be trained."""
+        """Apply `to`, `half`, `cuda` and the like to every tensor, and keep a few tensors in fp32.
+
+        A cast to 16 bit, as for --precision pure_bf16, leaves a, b, the logit scale and bias, and the biases of the
+        log-variances in fp32: they are far from 0 and change little in a step, which 16 bit would round away, so that
+        they would never be trained.
+        """
         scalars = [self.logit_scale, self.logit_bias, self.image_branch.bias, self.text_branch.bias]
         scalars += [getattr(self, name, None) for name in ("negative_scale", "shift")]
         kept = {id(tensor) for x in scalars if x is not None for tensor in (x, x.grad)}
@@ -134,7 +137,7 @@ class ProbabilisticModel(nn.Module):
 
     @property
     def match_scale(self) -> Tensor:
-        """a of the matching logit, [1], fp32, at least `MIN_MATCH_SCALE`."""
+        """Return a of the matching logit, [1], fp32, at least `MIN_MATCH_SCALE`."""
         if self.pcmepp_cfg.match_logit == "siglip":
             return self.logit_scale.float().exp().reshape(1) / 2
         if self.pcmepp_cfg.match_logit == "tied":
@@ -144,9 +147,12 @@ class ProbabilisticModel(nn.Module):
 
     @property
     def match_shift(self) -> Tensor:
-        """b of the matching logit, [1], fp32. With b = logit_bias + exp(logit_scale) the matching logit is SigLIP's own
-        where the variances are zero, since then d = 2 - 2 cos. A tied scale grows with the logit scale, up to seven
-        times: b = shift + 2a follows it at once, and the logit is 2a cos - a (u_v + u_t) + shift."""
+        """Return b of the matching logit, [1], fp32.
+
+        With b = logit_bias + exp(logit_scale) the matching logit is SigLIP's own where the variances are zero, since
+        then d = 2 - 2 cos. A tied scale grows with the logit scale, up to seven times: b = shift + 2a follows it at
+        once, and the logit is 2a cos - a (u_v + u_t) + shift.
+        """
         if self.pcmepp_cfg.match_logit == "siglip":
             assert self.logit_bias is not None
             return self.logit_bias.float().reshape(1) + self.logit_scale.float().exp().reshape(1)
@@ -161,15 +167,16 @@ class ProbabilisticModel(nn.Module):
         return F.normalize(mean_ND, dim=-1) if normalize else mean_ND
 
     def encode_image_gaussian(self, image: Tensor | CachedTokens | LabelledImages) -> Gaussian:
-        """Return images [N, 3, height, width] to Gaussians with l2-normalised means. In training, `image_token_augment`
-        drops tokens of images that come with a `token_seed_N`.
+        """Return Gaussians with l2-normalised means for images [N, 3, height, width].
+
+        In training, `image_token_augment` drops tokens of images that come with a `token_seed_N`.
         """
         if not isinstance(image, LabelledImages):
             return self._gaussian(self.image_branch, image)
         return self._gaussian(self.image_branch, image.image_NCHW, image.token_seed_N)
 
     def encode_text_gaussian(self, text: Tensor | CachedTokens) -> Gaussian:
-        """Return token ids [N, L], L at most the context length, to Gaussians with l2-normalised means."""
+        """Return Gaussians with l2-normalised means for token ids [N, L], L at most the context length."""
         return self._gaussian(self.text_branch, text)
 
     def _mean(self, branch: Branch, batch: Tensor) -> Tensor:
@@ -197,8 +204,8 @@ class ProbabilisticModel(nn.Module):
             return super().forward(image, text)
         images = self.encode_image_gaussian(image) if image is not None else None
         texts = self.encode_text_gaussian(text) if text is not None else None
-        given = images or texts
-        samples = 1 if given is None else given.mean.shape[0]
+        encoded = images or texts
+        samples = 1 if encoded is None else encoded.mean.shape[0]
         logit_scale = self.logit_scale.exp()
         out = {
             "image_features": images.mean if images else None,
@@ -219,9 +226,10 @@ class ProbabilisticModel(nn.Module):
     def forward_intermediates(
         self, image: Tensor | None = None, text: Tensor | None = None, *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
-        """open_clip's `forward_intermediates` with `image_logvar` and `text_logvar` in addition to the final features.
+        """Return open_clip's `forward_intermediates` with `image_logvar` and `text_logvar` beside the final features.
 
-        A branch on top of a tower takes a forward pass of its own."""
+        A branch on top of a tower takes a forward pass of its own.
+        """
         padded = text
         if text is not None:
             self.text_branch.tower.check(text)
@@ -235,7 +243,7 @@ class ProbabilisticModel(nn.Module):
         if image is not None and "image_features" in out:
             if not isinstance(self.image_branch, SplitBranch):
                 tokens["image"] = self.image_branch, self.image_branch.tokens(image)
-            elif image_seen:  # not if it was to stop early
+            elif image_seen:  # it is empty if the tower was to stop early
                 tokens["image"] = self.image_branch, host.Tokens(image_seen[-1])
         if text is not None and "text_features" in out:
             if not isinstance(self.text_branch, SplitBranch):
@@ -244,12 +252,12 @@ class ProbabilisticModel(nn.Module):
                 cut = self.context_length - text.shape[1]
                 x_NLC = text_seen[-1][:, :-cut] if cut else text_seen[-1]
                 tokens["text"] = self.text_branch, host.Tokens(x_NLC, text)
-        given = inspect.signature(stock).bind(image, padded, *args, **kwargs).arguments
+        bound = inspect.signature(stock).bind(image, padded, *args, **kwargs).arguments
         for name, (branch, read) in tokens.items():
             out[f"{name}_logvar"] = branch.logvar(read)
-            if self.pcmepp_cfg.pool == "gpo":  # where open_clip has returned what the rest of its tower pools
+            if self.pcmepp_cfg.pool == "gpo":  # open_clip has returned the output of its own pooling
                 mean_ND = branch.mean(read)
-                out[f"{name}_features"] = F.normalize(mean_ND, dim=-1) if given.get("normalize", True) else mean_ND
+                out[f"{name}_features"] = F.normalize(mean_ND, dim=-1) if bound.get("normalize", True) else mean_ND
         return out
 
     def lock_image_tower(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
@@ -265,11 +273,14 @@ class ProbabilisticModel(nn.Module):
         self.image_branch.set_recompute(enable)
         self.text_branch.set_recompute(enable)
 
-    # Frozen towers.
+    # These methods are about frozen towers.
 
     def freeze_towers(self) -> None:
-        """Train the log-variance branches and a, b alone. Everything else stays as it is, also in training mode: batch
-        norms keep their statistics, nothing is dropped, and no graph is recorded. ValueError for a model with GPO."""
+        """Train the log-variance branches and a, b alone; ValueError for a model with GPO.
+
+        Everything else stays as it is, also in training mode: batch norms keep their statistics, nothing is dropped,
+        and no graph is recorded.
+        """
         if self.pcmepp_cfg.pool == "gpo":
             raise ValueError(
                 "Towers cannot be frozen with pcmepp_cfg.pool 'gpo': the pooling of the means is untrained."
@@ -295,20 +306,23 @@ class ProbabilisticModel(nn.Module):
         return self
 
     def add_lora(self, rank: int) -> None:
-        """Train low-rank changes of the weights of both towers, see `lora`, next to the log-variance branches, a, b and
-        the logit scale and bias. All else is frozen, and batch norms keep their statistics, also in training mode."""
+        """Train low-rank changes of the weights of both towers, see `lora`.
+
+        The log-variance branches, a, b and the logit scale and bias are trained, too. All else is frozen, and batch
+        norms keep their statistics, also in training mode.
+        """
         add_lora(self, rank, kept=lambda name: is_pcmepp_parameter(name) or name in ("logit_scale", "logit_bias"))
         self.has_lora = True
         self.train(self.training)
 
     @torch.no_grad()
     def cache_image(self, image: Tensor) -> CachedTokens:
-        """What the rest of a training step needs of these images where the towers are frozen."""
+        """Return the part of a training step on these images that frozen towers compute."""
         return self._cached(self.image_branch, image)
 
     @torch.no_grad()
     def cache_text(self, text: Tensor) -> CachedTokens:
-        """Return the same for token ids."""
+        """Return the part of a training step on these token ids that frozen towers compute."""
         return self._cached(self.text_branch, text)
 
     def _cached(self, branch: Branch, batch: Tensor) -> CachedTokens:
@@ -316,16 +330,16 @@ class ProbabilisticModel(nn.Module):
         tokens = branch.tokens(batch)
         return CachedTokens(F.normalize(branch.mean(tokens).float(), dim=-1), tokens.x_NLC, tokens.text_NL)
 
-    # Texts.
+    # These methods are about texts.
 
     @property
     def texts_may_be_cut(self) -> bool:
-        """Whether texts without their padding give the same result."""
+        """Return whether texts without their padding give the same result."""
         return self.text_branch.tower.may_be_cut
 
     @property
     def text_pad_id(self) -> int:
-        """The token id that texts are padded with."""
+        """Return the token id that texts are padded with."""
         return self.text_branch.tower.pad_id
 
     def text_lengths(self, text_NL: Tensor) -> Tensor:
@@ -338,8 +352,7 @@ class PCMEppCLIP(ProbabilisticModel, host.CLIP):
 
 
 class PCMEppCustomTextCLIP(ProbabilisticModel, host.CustomTextCLIP):
-    """The same for open_clip's models whose text tower is a module of its own, such as SigLIP's, and those with a text
-    tower of Hugging Face's."""
+    """A probabilistic CLIP whose text tower is a module of its own, such as SigLIP's or a Hugging Face model."""
 
 
 def is_pcmepp_parameter(name: str) -> bool:
@@ -348,7 +361,7 @@ def is_pcmepp_parameter(name: str) -> bool:
 
 
 def is_gpo_mean(name: str) -> bool:
-    """Return whether a tensor of that name is of the pooling of the means by GPO."""
+    """Return whether a tensor of that name belongs to the pooling of the means by GPO."""
     return f"{MEAN}." in name
 
 

@@ -10,8 +10,8 @@ The tower's own pooling and projection are removed: nothing depends on them, and
 the tower starts with. As in the authors' code the tokens of open_clip's ViT are not normed before the projection, those
 of its text transformer are, and the tokens of the log-variance are not.
 
-Images count with all of their tokens, the one of the class too, and texts with those up to EOT, or with all of them
-where the tower reads its padding too (see `Tower.valid`).
+Images count with all of their tokens, the class token too, and texts with those up to EOT, or with all of them if the
+tower reads its padding too (see `Tower.valid`).
 """
 
 from collections.abc import Callable
@@ -27,13 +27,13 @@ from .gpo import TokenPool
 from .split import BLOCKS, SplitBranch, run_blocks
 from .top import HEAD, TopBranch, attention_heads
 
-MEAN, LOGVAR = "gpo_mean", "uncertainty_gpo"  # attributes of the tower for the two poolings
+MEAN, LOGVAR = "gpo_mean", "uncertainty_gpo"  # the tower's attributes for the two poolings
 
 
 class GPOBranch(Branch):
-    """What both places share."""
+    """The common part of the branches at both places."""
 
-    attribute: str  # of the tower, for the blocks of the branch
+    attribute: str  # the tower's attribute for the blocks of the branch
 
     def build_pools(self, embed_dim: int) -> None:
         self.tower.drop_pooling()
@@ -60,11 +60,11 @@ class GPOBranch(Branch):
         return getattr(self.tower.holder, self.attribute)
 
     def pool(self, name: str, x_NLC: Tensor, tokens: Tokens) -> Tensor:
-        """Return tokens of a last block to the mean or the log-variance, [N, D], fp32.
+        """Return the mean or the log-variance, [N, D], fp32, pooled from the tokens of a last block.
 
         Arguments:
             name: `MEAN` or `LOGVAR`.
-            tokens: what the blocks read.
+            tokens: the input of the blocks.
         """
         pool, valid_NL = getattr(self.tower.holder, name), self.tower.valid(tokens)
         if tokens.kept_NL is not None:
@@ -75,7 +75,7 @@ class GPOBranch(Branch):
 
 
 class SplitGPOBranch(GPOBranch, SplitBranch):
-    """It leaves the tower before its last blocks."""
+    """A branch with GPO that leaves the tower before its last blocks."""
 
     attribute = BLOCKS
 
@@ -94,7 +94,7 @@ class SplitGPOBranch(GPOBranch, SplitBranch):
 
 
 class TopGPOBranch(GPOBranch, TopBranch):
-    """It reads the tokens that the tower would pool; its blocks are open_clip's plain ones."""
+    """A branch with GPO that reads the tokens which the tower would pool. Its blocks are open_clip's plain ones."""
 
     attribute = HEAD
 

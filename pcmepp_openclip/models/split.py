@@ -24,11 +24,11 @@ from ..host.towers import AVERAGE, Average, SplitTower, Stack, Tokens, parts_of,
 from .attention import single_query_attention
 from .branch import Branch, logvar_of, new_bias, new_projection
 
-BLOCKS = "uncertainty_transformer"  # attribute of the tower for the blocks of the branch
+BLOCKS = "uncertainty_transformer"  # the tower's attribute for the blocks of the branch
 
 
 class SplitBranch(Branch):
-    """See above."""
+    """The log-variance branch that leaves a tower before its last blocks, as in the paper."""
 
     tower: SplitTower
 
@@ -52,7 +52,7 @@ class SplitBranch(Branch):
 
     @property
     def last_shared(self) -> nn.Module:
-        """The block that the branch leaves the tower after."""
+        """Return the block after which the branch leaves the tower."""
         return self._shared().blocks[-1]
 
     @property
@@ -83,7 +83,7 @@ class SplitBranch(Branch):
 
 
 def run_blocks(stack: Stack, x_NLC: Tensor, mask: Tensor | None) -> Tensor:
-    """Return all tokens through all blocks."""
+    """Return the output of all blocks for all tokens."""
     return _run(stack.blocks, x_NLC, mask, stack.recompute)
 
 
@@ -99,8 +99,7 @@ def _run(blocks: Iterable[nn.Module], x_NLC: Tensor, mask: Tensor | None, recomp
 def pool_last_block(
     stack: Stack, x_NLC: Tensor, token_N: Tensor | Average | None, mask: Tensor | None = None
 ) -> Tensor:
-    """Return the output of the blocks for one token per sample, [N, 1, C]; the last block is computed for that token
-    alone.
+    """Return the output of the blocks for one token per sample, [N, 1, C]. The last block computes that token alone.
 
     Arguments:
         token_N: the index of the token to read, None for the first one of every sample, or `AVERAGE`.
@@ -115,7 +114,7 @@ def pool_last_block(
 
 def _last_block(block: nn.Module, x_NLC: Tensor, token_N: Tensor | Average | None, mask: Tensor | None) -> Tensor:
     parts = parts_of(block)
-    if parts is None:  # a block of another kind: compute all tokens, read one
+    if parts is None:  # a block of another kind computes all tokens, of which one is read
         return _pick(block(x_NLC, attn_mask=mask), token_N)
     normed_NLC, x_N1C = parts.norm_1(x_NLC), _pick(x_NLC, token_N)
     query_N1C = parts.norm_1(x_N1C) if token_N is AVERAGE else _pick(normed_NLC, token_N)

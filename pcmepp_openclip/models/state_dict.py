@@ -1,4 +1,4 @@
-"""What a file's tensors are to a PCME++ model: all of it, a plain CLIP to start from, or neither."""
+"""The meaning of a file's tensors for a PCME++ model: all of it, a plain CLIP to start from, or neither."""
 
 import logging
 from collections.abc import Iterable
@@ -67,7 +67,7 @@ def reconcile_state_dict(model: Any, state_dict: dict) -> dict:
 
 
 def _check_pool(pool: str, state_dict: dict) -> None:
-    """Raise ValueError if the file is of a PCME++ model that pools otherwise."""
+    """Raise ValueError if the file is of a PCME++ model with another pooling."""
     theirs = "gpo" if any(map(is_gpo_mean, state_dict)) else "tower"
     if theirs != pool and any(map(is_pcmepp_parameter, state_dict)):
         raise ValueError(f"its means are pooled otherwise: set pcmepp_cfg.pool to '{theirs}'.")
@@ -82,18 +82,18 @@ def _check_places(own: dict, state_dict: dict) -> None:
 
 
 def _place(names: Iterable[str], is_image: bool) -> str | None:
-    """Where the branch of a tower begins, by the names of its tensors; None where it has none."""
+    """Return the place where the branch of a tower begins, by the names of its tensors, or None if it has none."""
     places = {"uncertainty_head.": "top", "uncertainty_transformer.": "split"}
-    found = (
+    matches = (
         places[mark] for name in names for mark in places if mark in name and name.startswith("visual.") == is_image
     )
-    return next(found, None)
+    return next(matches, None)
 
 
 def _differences(missing: list[str], unknown: list[str]) -> str:
     parts = {"it lacks": missing, "it has unknown tensors:": unknown}
-    found = "; ".join(f"{words} {_some(names)}" for words, names in parts.items() if names)
-    return f"{found}; use the model config that it was trained with"
+    differences = "; ".join(f"{words} {_some(names)}" for words, names in parts.items() if names)
+    return f"{differences}; use the model config that it was trained with"
 
 
 def _some(names: list[str], most: int = 3) -> str:

@@ -19,12 +19,12 @@ from ..host.towers import Tokens
 from .attention import attend
 from .branch import Branch, logvar_of, new_bias, new_projection
 
-HEAD = "uncertainty_head"  # attribute of the tower for the head
-HEAD_WIDTH = 64  # of an attention head, where the width allows it
+HEAD = "uncertainty_head"  # the tower's attribute for the head
+HEAD_WIDTH = 64  # the width of an attention head, if the model's width allows it
 
 
 class TopBranch(Branch):
-    """See above."""
+    """The log-variance branch that is a small head on the tokens which the tower pools."""
 
     def build(self, embed_dim: int, new_blocks: Callable[[], Any]) -> None:
         head = TokenHead(self.tower.width, embed_dim, self.cfg.head_layers, self.cfg.init_logvar_bias)
@@ -57,13 +57,13 @@ class TopBranch(Branch):
 
 
 class TokenHead(nn.Module):
-    """Tokens [N, L, C] to log-variances [N, D].
+    """The head that turns tokens [N, L, C] into log-variances [N, D].
 
     Arguments:
         width: C.
         embed_dim: D, which is also the width of the query.
-        layers: number of blocks.
-        init_logvar_bias: initial value of the bias, or None for no bias.
+        layers: the number of blocks.
+        init_logvar_bias: the initial value of the bias, or None for no bias.
     """
 
     def __init__(self, width: int, embed_dim: int, layers: int, init_logvar_bias: float | None):
@@ -127,5 +127,5 @@ class HeadNorm(nn.LayerNorm):
 
 
 def attention_heads(width: int) -> int:
-    """Return the number of heads: of 64 channels each, or of the next larger width that divides `width`."""
+    """Return the number of heads, each of 64 channels or of the next larger width that divides `width`."""
     return next(heads for heads in range(max(1, width // HEAD_WIDTH), 0, -1) if width % heads == 0)

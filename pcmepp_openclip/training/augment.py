@@ -106,8 +106,9 @@ def _check_numbers(args: argparse.Namespace) -> None:
 
 
 def _check_cached_captions(args: argparse.Namespace) -> None:
-    """Raise ValueError for flags that change captions or images while --cache-tokens keeps them. The checks that depend
-    on the data alone are in `data.check`.
+    """Raise ValueError for flags that change captions or images while --cache-tokens keeps them.
+
+    The checks that depend on the data alone are in `data.check`.
     """
     if not args.cache_tokens:
         return

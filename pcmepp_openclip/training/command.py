@@ -383,9 +383,7 @@ def check_head_only(args: argparse.Namespace, data_flags: data.DataFlags) -> Non
 
 
 def tower_config(args: argparse.Namespace) -> dict:
-    """Return the model's config without the keys that only the loss and the start of the log-variance branch depend
-    on.
-    """
+    """Return the model's config without the keys that only the loss or the log-variances' start depends on."""
     free = {key for key, *_ in overrides().values()}
     block = {key: value for key, value in args.pcmepp_cfg.items() if key not in free}
     return {**flags.model_config(args), "pcmepp_cfg": block}

@@ -169,9 +169,7 @@ class RankCoordinator:
         return items
 
     def expect_steps(self, running: bool) -> None:
-        """Set tight time-outs while steps run and generous ones around them, so that a rank that stalls ends the
-        job.
-        """
+        """Set tight time-outs while steps run and generous ones around them, so that a stalled rank ends the job."""
         if self.group is not None:
             limit = self.timeout if running else START_UP_TIMEOUT
             for group in (self.group, dist.group.WORLD):

@@ -1,7 +1,7 @@
-"""The flags of a fine-tuning recipe: learning rates by layer, a step schedule, frozen epochs, averaged weights and the
-best checkpoint.
+"""The flags of a fine-tuning recipe.
 
-Any model may use each of them, and all are off by default. Epochs are counted from 0, as in the log.
+These are learning rates by layer, a step schedule, frozen epochs, averaged weights and the best checkpoint. Any model
+may use each of them, and all are off by default. Epochs are counted from 0, as in the log.
 """
 
 import argparse

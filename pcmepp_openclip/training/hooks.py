@@ -1,5 +1,4 @@
-"""The methods that open_clip's training loop calls around its steps: diagnostics, checkpoints, stopping, exact
-resuming.
+"""The methods that open_clip's training loop calls: diagnostics, checkpoints, stopping, exact resuming.
 
 open_clip's `main` runs unmodified; in place of some of its functions it calls the methods of `TrainingHooks` (see
 `host.training`). Its own saving is switched off, since it is neither atomic nor able to resume within an epoch.

@@ -11,8 +11,7 @@ class OutOfMemory(RunFailed):
 
 
 def out_of_memory_message(error: BaseException, flags: MemoryFlags, forecast: str | None = None) -> str:
-    """Return one paragraph for a user: remedy the card has, remedy the run was expected to take, and the flags that
-    help.
+    """Return a paragraph with the size of the card, the memory that was expected, and the flags that help.
 
     Arguments:
         error: torch's error, whose text has the numbers.

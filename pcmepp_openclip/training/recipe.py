@@ -45,9 +45,7 @@ class Recipe:
         self.unsaved: set[Path] = set()  # files whose last save has failed
 
     def set_up_optimizer(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-        """Give the optimizer the arguments and groups that the flags ask for, and log the learning rate of each
-        group.
-        """
+        """Give the optimizer the arguments and groups of the flags, and log the learning rate of each group."""
         for group in (*optimizer.param_groups, optimizer.defaults):
             group.update(self.flags.opt_kwargs)
         if self.flags.opt_kwargs and self.settings.rank == 0:
@@ -64,9 +62,7 @@ class Recipe:
         set_groups(optimizer, model, self.flags)
 
     def schedule(self, stock: Callable[[int], float], optimizer: torch.optim.Optimizer, steps: int) -> Callable:
-        """Return open_clip's schedule, changed if the rates drop, differ between groups or are warmed up after a
-        freeze.
-        """
+        """Return open_clip's schedule, changed if rates drop, differ between groups or are warmed up after a freeze."""
         warm_up = self.flags.frozen_epochs if self.flags.warm_up == "lr" else None
         if not self.flags.groups and not self.flags.drop_epochs and warm_up is None:
             return stock
@@ -81,8 +77,7 @@ class Recipe:
             average.restore(saved, checkpoint.get("epoch", 0))
 
     def start(self, validation: Any) -> None:
-        """Look for the best checkpoint so far. Called before the first epoch, on the rank that writes to the run
-        folder.
+        """Look for the best checkpoint so far. Called before the first epoch, on the rank that writes.
 
         Arguments:
             validation: the loader of --val-data, None without one.
@@ -122,8 +117,7 @@ class Recipe:
     def validate_average(
         self, model: nn.Module, epochs: int, validate: Callable[[], tuple[dict[str, Any], bool]]
     ) -> bool:
-        """Validate the averaged weights after the last epoch, save them with their metrics, and return whether a stop
-        interrupted it.
+        """Validate the averaged weights after the last epoch, save them, and return whether a stop interrupted it.
 
         Arguments:
             validate: a function that returns the metrics, and whether it was interrupted.

@@ -89,8 +89,8 @@ def checkpoint_of(
 ) -> dict[str, Any]:
     """Return the content of a checkpoint: the entries of stock open_clip, `training` and `about`.
 
-    For a model with LoRA, `state_dict` is that of the merged plain model, and `lora` holds what else a resumed run
-    needs.
+    For a model with LoRA, `state_dict` has the low-rank changes merged into the weights, and `lora` holds the parts
+    that a resumed run needs.
     """
     model = innermost(model)
     checkpoint = weights_of(stock_state_dict(model), name, epochs, training, metadata)
