@@ -5,7 +5,7 @@ python -m benchmarks loss step --out DIR          some of them
 python -m benchmarks --compare DIR/table.json     with the change against an earlier run
 python -m benchmarks models                       which of open_clip's models work, and at what cost
 python -m benchmarks scale                        what a rank of a large run would do, without a GPU
-python -m benchmarks ranks                        what the groups of a run cost by the number of ranks
+python -m benchmarks ranks                        the cost of a run's groups by the number of ranks
 
 The table is printed, and written to table.md and table.json in the folder of --out.
 """
@@ -20,14 +20,14 @@ from pathlib import Path
 
 from . import results
 
-COMMANDS = {  # each a module here with `main(argv)`
+COMMANDS = {  # each is a module here with `main(argv)`
     "models": "every model of open_clip's; a command of its own, see `models --help`",
     "scale": "collectives and memory of a rank on fake CUDA tensors; a command of its own, see `scale --help`",
     "ranks": "start-up time and open files by the number of ranks; a command of its own, see `ranks --help`",
 }
-NAMES = {  # each a module here with `rows()`
+NAMES = {  # each is a module here with `rows()`
     "flops": "training FLOPs of the models",
-    "data": "samples/s and memory of the loader",  # early: its workers are forked, and share what there is
+    "data": "samples/s and memory of the loader",  # it comes early, since its workers are forked and share all memory
     "peers": "samples/s of the loader and of other projects', in environments of their own",
     "startup": "imports and time to the first step",
     "head_only": "epochs of --head-only from cached tokens",
@@ -53,7 +53,7 @@ def main() -> None:
         prog="python -m benchmarks",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="\n".join(f"  {name:12} {what}" for name, what in (NAMES | COMMANDS).items()),
+        epilog="\n".join(f"  {name:12} {description}" for name, description in (NAMES | COMMANDS).items()),
     )
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"see below; all but {', '.join(sorted(APART))} by default"

@@ -1,4 +1,4 @@
-"""What the confusion of a text by a bank costs beside the encoding of that text by ViT-B-32, one text at a time.
+"""The time of the confusion of a text by a bank beside the encoding of that text by ViT-B-32, one text at a time.
 
 python -m benchmarks ambiguity
 """
@@ -24,14 +24,14 @@ def references(count: int, seed: int) -> Tensor:
 
 
 def confusions(size: int) -> Callable[[], list[Tensor]]:
-    """Return the confusion of some texts in a bank of that size, one after the other."""
+    """Return a function that computes the confusion of some texts in a bank of that size, one after the other."""
     bank = Bank(references(size, 0), references(size, 1), 100.0)
     queries = references(QUERIES, 2).split(1)
     return lambda: [bank.confusion(query, "texts") for query in queries]
 
 
 def encodings() -> Callable[[], list[Tensor]]:
-    """Return the encoding of as many texts, one after the other."""
+    """Return a function that encodes as many texts, one after the other."""
     torch.manual_seed(0)
     model = open_clip.create_model("ViT-B-32").eval()
     tokens = open_clip.get_tokenizer("ViT-B-32")(["a small black dog on a red sofa"] * QUERIES).split(1)
@@ -48,5 +48,5 @@ def rows() -> Iterator[Row]:
         *ours, theirs = turns([*map(confusions, SIZES), encodings()], REPEATS)
     per_text = [seconds / QUERIES for seconds in theirs]
     for size, seconds in zip(SIZES, ours, strict=True):
-        what = f"confusion of a text by a bank of {size} pairs against its encoding by ViT-B-32, time"
-        yield row(what, [x / QUERIES for x in seconds], per_text, "s", BAR)
+        title = f"confusion of a text by a bank of {size} pairs against its encoding by ViT-B-32, time"
+        yield row(title, [x / QUERIES for x in seconds], per_text, "s", BAR)

@@ -2,8 +2,8 @@
 
 python -m benchmarks checkpoint
 
-Of `PCMEpp-ViT-B-32`'s weights, 650 MB. Loading is measured with the file on the disk, as when a run starts again, and
-with the file in memory, where a plain load takes little longer than a copy and the checksums cannot hide.
+The weights are `PCMEpp-ViT-B-32`'s, 650 MB. Loading is measured with the file on the disk, as when a run starts again,
+and with the file in memory, where a plain load takes little longer than a copy and the checksums cannot hide.
 """
 
 import os
@@ -35,7 +35,7 @@ def rows() -> Iterator[Row]:
         saver = checkpoints.Saver()
 
         def settle() -> None:
-            """Both write a new file, to a disk that does nothing else."""
+            """Delete the files, so that both sides write a new one to a disk that does nothing else."""
             saver.wait()
             for path in (ours, theirs):
                 path.unlink(missing_ok=True)

@@ -2,8 +2,8 @@
 
 python -m benchmarks data
 
-Each way of decoding, and what it does to pixels; what cutting captions leaves of the texts. Images are normalized in
-the training process here, and in the workers there: the measured time has both.
+Every way of decoding is measured, with its effect on pixels, and the length of texts after cutting. Images are
+normalized in the training process here, and in the workers there: the measured time has both.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def photo(rng: np.random.Generator, side: int) -> bytes:
 
 
 def write_shards(folder: Path, shards: int = SHARDS, samples: int = SAMPLES) -> str:
-    """Counted shards of that many samples each; their pattern."""
+    """Write counted shards of that many samples each, and return their pattern."""
     rng = np.random.default_rng(0)
     photos = [photo(rng, SIDE) for _ in range(samples)]
     for number in range(shards):
@@ -78,8 +78,8 @@ def arguments(
     return argparse.Namespace(**vars(stock), **vars(ours.parse_args(list(flags))))
 
 
-def our_get_data(args: argparse.Namespace, *rest: Any, **options: Any) -> Any:
-    return data.get_data(stock_get_data, data.resolve(data.DataFlags.from_args(args)), args, *rest, **options)
+def our_get_data(args: argparse.Namespace, *more: Any, **options: Any) -> Any:
+    return data.get_data(stock_get_data, data.resolve(data.DataFlags.from_args(args)), args, *more, **options)
 
 
 def load(pattern: str, get_data: Callable[..., Any], *flags: str) -> Any:
@@ -90,7 +90,7 @@ def load(pattern: str, get_data: Callable[..., Any], *flags: str) -> Any:
 
 
 def rate(train: Any, epoch: int) -> tuple[float, int]:
-    """Return samples by second of a whole epoch, and the longest text in it."""
+    """Return the samples per second of a whole epoch, and the longest text in it."""
     train.set_epoch(epoch)
     samples, longest, start = 0, 0, time.perf_counter()
     for images, texts in train.dataloader:
@@ -99,14 +99,14 @@ def rate(train: Any, epoch: int) -> tuple[float, int]:
 
 
 def megabytes(pids: set[int]) -> float:
-    """Memory that a worker shares with no other process; the mean over these processes."""
+    """Return the memory in MB that a worker shares with no other process, the mean over these processes."""
     texts = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids]
     lines = [line for text in texts for line in text.splitlines() if line.startswith("Private_Dirty")]
     return sum(int(line.split()[1]) for line in lines) / 1e3 / len(pids)
 
 
 def pixels(pattern: str, transform: Any, reduced: bool) -> str:
-    """Return the crops that training sees, against exact ones, of the first shard."""
+    """Return in words how the crops of the first shard that training sees differ from exact ones."""
     with tarfile.open(pattern.replace(pattern[pattern.index("{") :], "00000.tar")) as tar:
         images = [tar.extractfile(member).read() for member in tar if member.name.endswith("jpg")]  # type: ignore
     steps = host_data.split_crop(host_data.split_transform(transform)[0])
@@ -140,19 +140,19 @@ def rows() -> Iterator[Row]:
         for epoch in range(EPOCHS + 1):
             for name, train in loaders.items() if epoch % 2 else reversed(loaders.items()):
                 speed, length = rate(train, epoch)
-                if epoch == 0:  # which starts the workers
+                if epoch == 0:  # this epoch starts the workers
                     alive = {process.pid for process in multiprocessing.active_children() if process.pid}
                     workers[name] = alive.difference(*workers.values())
                     continue
                 rates[name].append(speed)
                 memory[name].append(megabytes(workers[name]))
                 longest = max(longest, length) if name == "fast" else longest
-        what = f"data, {SHARDS * SAMPLES} JPEGs of {SIDE} pixels per epoch, {WORKERS} workers"
+        data_title = f"data, {SHARDS * SAMPLES} JPEGs of {SIDE} pixels per epoch, {WORKERS} workers"
         note = f"at most {longest} of {tokenizer.context_length} tokens leave the loader"
         for name, bar in (("exact", 1.4), ("fast", 2.5), ("reduced", 2.5)):
-            title = f"{what}, decoding {name}"
+            title = f"{data_title}, decoding {name}"
             yield row(title, rates[name], rates["stock"], "samples/s", bar, least=True, note=note)
-            note = pixels(pattern, transform, reduced=name == "fast")  # of the next one
+            note = pixels(pattern, transform, reduced=name == "fast")  # the note of the next row
         last = {name: values[-1] for name, values in memory.items()}
         for name in ("exact", "fast", "reduced"):
             title = f"data, memory of a worker in epoch {EPOCHS}, decoding {name}"

@@ -21,13 +21,13 @@ from .measure import Row
 
 @dataclass(frozen=True)
 class Count:
-    """What a model costs, counted on the meta device, which has shapes and no numbers.
+    """The cost of a model, counted on the meta device, which has shapes and no numbers.
 
     Arguments:
-        flops: those of a forward and a backward pass, per pair.
-        parameters: their number.
+        flops: the FLOPs of a forward and a backward pass, per pair.
+        parameters: the number of parameters.
         idle: the names of parameters that get no gradient.
-        branches: where the log-variance branch of the image tower and of the text tower starts; none in a plain model.
+        branches: the places where the log-variance branches of image and text tower start; none in a plain model.
     """
 
     flops: float
@@ -37,8 +37,11 @@ class Count:
 
 
 class ValuesUnknown(TorchFunctionMode):
-    """Answers no to questions about values: on the meta device nobody knows whether a mask hides anything, and
-    transformers, which asks, then computes with the mask."""
+    """Answers no to questions about values.
+
+    On the meta device nobody knows whether a mask hides anything, and transformers, which asks, then computes with the
+    mask.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.__bool__ and args[0].is_meta:
@@ -47,7 +50,7 @@ class ValuesUnknown(TorchFunctionMode):
 
 
 def count(name: str, text_length: int | None = None, batch: int = 2) -> Count:
-    """What the model of that name costs.
+    """Return the cost of the model of that name.
 
     Arguments:
         text_length: the number of tokens; the context length by default.
@@ -79,7 +82,7 @@ def image_size(model: Any) -> tuple[int, int]:
 
 
 def context_length(name: str) -> int:
-    """That of the tokenizer: a Hugging Face tower could take longer texts."""
+    """Return the context length of the tokenizer. A Hugging Face tower could take longer texts."""
     config = open_clip.get_model_config(name)
     assert config is not None
     return config["text_cfg"].get("context_length", 77)
@@ -90,8 +93,8 @@ def total(out: dict[str, Tensor]) -> Tensor:
     return torch.stack([value.float().sum() for value in out.values()]).sum()
 
 
-SPLIT, TOP = 0.96, 1.02  # the bars where both branches leave their towers early, and where one is on top
-KINDS = {  # one model of each, in the order of docs/models.md
+SPLIT, TOP = 0.96, 1.02  # the bars if both branches leave their towers early, and if one is on top
+KINDS = {  # one model of each kind, in the order of docs/models.md
     "ViT-L-14-CLIPA": (SPLIT, "the image tower averages all tokens, so that its last block saves nothing"),
     "ViT-B-16-SigLIP": (TOP, ""),
     "EVA02-B-16": (TOP, ""),

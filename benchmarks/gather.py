@@ -1,4 +1,4 @@
-"""Bytes that the ranks hand over for the loss in a training step, ours against ClipLoss, by real gloo ranks.
+"""The bytes that ranks hand over for the loss in a training step, ours against ClipLoss, by real gloo ranks.
 
 python -m benchmarks gather
 
@@ -22,7 +22,7 @@ COLLECTIVES = (
     *("all_gather", "all_gather_into_tensor", "all_reduce", "reduce_scatter", "reduce_scatter_tensor"),
     *("all_to_all", "all_to_all_single", "scatter"),  # the backward pass of open_clip's gather, on gloo
 )
-BATCH = 256  # of a rank
+BATCH = 256  # the pairs of a rank
 KINDS = ("pcmepp", "clip", "clip by default")
 
 
@@ -37,11 +37,11 @@ class Counter:
 
     def counted(self, name: str, function: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self.inside:  # one collective made of another is one
+            if self.inside:  # a collective that is made of others counts once
                 return function(*args, **kwargs)
-            given = args[0] if name == "all_reduce" else args[1]
-            given = [] if given is None else given  # a rank that only receives
-            for tensor in given if isinstance(given, (list, tuple)) else [given]:
+            sent = args[0] if name == "all_reduce" else args[1]
+            sent = [] if sent is None else sent  # it is None on a rank that only receives
+            for tensor in sent if isinstance(sent, (list, tuple)) else [sent]:
                 self.bytes += tensor.numel() * tensor.element_size()
             self.inside = True
             try:
@@ -53,7 +53,7 @@ class Counter:
 
 
 def rank_bytes(rank: int, world: int, folder: str, queue: Any) -> None:
-    """What rank 0 hands over, by the kind of loss."""
+    """Put the MB that rank 0 hands over into the queue, one number per kind of loss."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo", init_method=f"file://{folder}/{world}", rank=rank, world_size=world)
@@ -73,7 +73,7 @@ def rows() -> Iterator[Row]:
         with tempfile.TemporaryDirectory() as folder:
             mp.start_processes(rank_bytes, (world, folder, queue), nprocs=world, start_method="forkserver")
         ours, theirs, by_default = (queue.get() for _ in KINDS)
-        what = f"bytes per rank for the loss, {world} ranks of {BATCH}, ClipLoss"
-        yield Row(f"{what} with --local-loss --gather-with-grad", ours, theirs, "MB", 1.005)
+        title = f"bytes per rank for the loss, {world} ranks of {BATCH}, ClipLoss"
+        yield Row(f"{title} with --local-loss --gather-with-grad", ours, theirs, "MB", 1.005)
         note = "each rank computes all pairs instead"
-        yield Row(f"{what} by default", ours, by_default, "MB", note=note)
+        yield Row(f"{title} by default", ours, by_default, "MB", note=note)

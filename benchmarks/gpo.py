@@ -1,4 +1,4 @@
-"""What GPO costs: against the form with one sequence of ranks per sample, and in a training step.
+"""The cost of GPO, against the form with one sequence of ranks per sample, and in a training step.
 
 python -m benchmarks gpo
 """
@@ -21,7 +21,7 @@ SAMPLES, WIDTH, BATCH = 64, 1024, 4
 
 
 def plain_gpo(gpo: GPO, x_NLD: Tensor, length_N: Tensor) -> Tensor:
-    """Return the same with the GRU's states of every sample, and -10,000 in place of padding, [N, D]."""
+    """Return the pooled features, [N, D], by the GRU's states of every sample, with -10,000 in place of padding."""
     samples, length, _ = x_NLD.shape
     position_NLP = gpo._positions(length).expand(samples, -1, -1)
     packed = pack_padded_sequence(position_NLP, length_N.cpu(), batch_first=True, enforce_sorted=False)
@@ -34,7 +34,7 @@ def plain_gpo(gpo: GPO, x_NLD: Tensor, length_N: Tensor) -> Tensor:
 
 
 def training_step(**pcmepp_cfg: str) -> Callable[[], None]:
-    """Forward, loss and backward of PCMEpp-GPO-ViT-B-32 with a changed `pcmepp_cfg`, at texts of 32 tokens."""
+    """Return a step of PCMEpp-GPO-ViT-B-32 with a changed `pcmepp_cfg`, at texts of 32 tokens."""
     config = open_clip.get_model_config("PCMEpp-GPO-ViT-B-32")
     assert config is not None
     torch.manual_seed(0)

@@ -42,7 +42,7 @@ def training_step(model: Any) -> Callable[[Any, Any], None]:
 
 
 def rate(train: Any, step: Callable[[Any, Any], None], epochs: range) -> float:
-    """Return samples by second of some epochs."""
+    """Return the samples per second of some epochs."""
     samples, start = 0, time.perf_counter()
     for epoch in epochs:
         train.set_epoch(epoch)
@@ -78,8 +78,8 @@ def rows() -> Iterator[Row]:
                 with one_thread():
                     if repeat:
                         rates.append(rate(train, step, epochs))
-                    else:  # the workers are started
+                    else:  # the first round starts the workers
                         rate(train, lambda images, texts: None, epochs)
-        what = f"ViT-B-32, --head-only, epoch from --cache-tokens against computed towers, batches of {BATCH}"
+        title = f"ViT-B-32, --head-only, epoch from --cache-tokens against computed towers, batches of {BATCH}"
         note = f"{size / 1000:.0f} kB per sample on disk"
-        yield row(what, ours, theirs, "samples/s", 10.0, least=True, note=note)
+        yield row(title, ours, theirs, "samples/s", 10.0, least=True, note=note)

@@ -86,7 +86,7 @@ PUBLISHED = {  # the sizes of the published models
     "facebook/nllb-200-distilled-600M": _nllb(12, 4096),
     "facebook/nllb-200-distilled-1.3B": _nllb(24, 8192),
 }
-LAYERS, TOKENS = 4, 32000  # what is left of a model that is cut
+LAYERS, TOKENS = 4, 32000  # the layers and tokens of a model that is cut
 _MOST = {
     **dict.fromkeys(
         ("num_hidden_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers"), LAYERS
@@ -109,7 +109,7 @@ CONFIGS = PUBLISHED | {cut_name(name): _cut(config) for name, config in PUBLISHE
 
 @contextlib.contextmanager
 def known(configs: Mapping[str, Mapping[str, Any]] = CONFIGS) -> Iterator[None]:
-    """Within it, this process finds these configs as if it had downloaded them before, and asks no server.
+    """Let this process find these configs as if it had downloaded them before, and ask no server.
 
     Arguments:
         configs: the content of config.json by the name of the repository, such as google/mt5-base.

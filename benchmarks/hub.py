@@ -1,4 +1,4 @@
-"""What pushing to a slow Hub costs a training step: steps during a push and while the push is paused, in turns.
+"""The cost of pushing to a slow Hub for a training step: steps during a push and while the push is paused, in turns.
 
 python -m benchmarks hub
 """
@@ -25,10 +25,10 @@ from pcmepp_openclip.training.push import Pusher
 
 from .measure import Row, one_thread, row
 
-STEPS = 3  # at a time
+STEPS = 3  # so many steps are timed at once
 REPEATS = 60
 BATCH = 128
-RATE = 10e6  # bytes a second that the Hub takes
+RATE = 10e6  # the bytes per second that the Hub takes
 SERVER = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
@@ -45,13 +45,13 @@ hub.serve_forever()
 def rows() -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as place, hub(Path(place)), one_thread():
         with_push, without = measure(Path(place))
-    what = f"training step on one of the cores, with a push to a Hub at {RATE / 1e6:.0f} MB/s against without"
-    yield row(what, with_push, without, "s", 1.02)
+    title = f"training step on one of the cores, with a push to a Hub at {RATE / 1e6:.0f} MB/s against without"
+    yield row(title, with_push, without, "s", 1.02)
 
 
 @contextlib.contextmanager
 def hub(place: Path) -> Iterator[None]:
-    """A server of the tests, as the Hub of this process and its children."""
+    """Run a server of the tests as the Hub of this process and its children."""
     tests = Path(__file__).parent.parent / "tests/support"
     command = [sys.executable, "-c", SERVER, str(tests), f"{place}/hub", str(RATE)]
     environment = dict(os.environ)
@@ -69,7 +69,10 @@ def hub(place: Path) -> Iterator[None]:
 
 
 def measure(place: Path) -> tuple[list[float], list[float]]:
-    """Return the seconds per step with and without a push; one push after the other goes through all of its stages."""
+    """Return the seconds per step with and without a push.
+
+    One push after the other goes through all of its stages.
+    """
     step, checkpoint = training()
     (place / "run").mkdir()
     pusher = Pusher(HubTarget("me/benchmark"), place / "run")
@@ -88,7 +91,7 @@ def measure(place: Path) -> tuple[list[float], list[float]]:
         return (time.perf_counter() - start) / STEPS
 
     offer(0)
-    while pusher.pushed != 0:  # the process starts, libraries are loaded
+    while pusher.pushed != 0:  # until then, the process starts and loads its libraries
         step()
     with_push: list[float] = []
     without: list[float] = []
@@ -103,14 +106,14 @@ def measure(place: Path) -> tuple[list[float], list[float]]:
 
 
 def training() -> tuple[Callable[[], None], Callable[[int], dict[str, Any]]]:
-    """Return a training step of the small model, and what its checkpoint holds."""
+    """Return a training step of the small model, and a function that returns its checkpoint."""
     model = open_clip.create_model("PCMEpp-tiny", output_dict=True)
     loss = PCMEppLoss()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     image = torch.randn(BATCH, 3, 32, 32)
     text = open_clip.tokenize([f"a picture of {i}" for i in range(BATCH)], context_length=32)
-    about: dict[str, Any] = {"config": export.model_config_of(model, "PCMEpp-tiny")}
-    about |= {"hyperparameters": {}, "data": [], "versions": {}}
+    metadata: dict[str, Any] = {"config": export.model_config_of(model, "PCMEpp-tiny")}
+    metadata |= {"hyperparameters": {}, "data": [], "versions": {}}
 
     def step() -> None:
         optimizer.zero_grad()
@@ -119,7 +122,12 @@ def training() -> tuple[Callable[[], None], Callable[[int], dict[str, Any]]]:
         optimizer.step()
 
     def checkpoint(number: int) -> dict[str, Any]:
-        state = {"state_dict": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 1, "about": about}
+        state = {
+            "state_dict": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "epoch": 1,
+            "metadata": metadata,
+        }
         return {**state, "training": {"step": number, "samples_seen": number}}
 
     return step, checkpoint

@@ -1,4 +1,4 @@
-"""What mixed images and their soft labels cost: in the loss, and in a whole training step.
+"""The cost of mixed images and their soft labels, in the loss and in a whole training step.
 
 python -m benchmarks labels
 
@@ -23,7 +23,7 @@ TERMS = {"matching": 0.0, "matching and pseudo-positives": 0.1}  # and the weigh
 
 
 def loss_step(leaves: list[torch.Tensor], pp_weight: float, labelled: bool) -> None:
-    """Forward and backward of the loss without InfoNCE, a quarter of the images being mixed."""
+    """Run forward and backward of the loss without InfoNCE. With labels, a quarter of the images are mixed."""
     v, t, lv, lt, s = leaves
     n, labels = len(v), {}
     if labelled:
@@ -36,7 +36,7 @@ def loss_step(leaves: list[torch.Tensor], pp_weight: float, labelled: bool) -> N
 
 
 def training_step(batch: int, mixing: Mixing | None) -> Callable[[], None]:
-    """Augmentation, forward, loss, backward and AdamW of PCMEpp-tiny."""
+    """Return augmentation, forward, loss, backward and AdamW of PCMEpp-tiny as one function."""
     torch.manual_seed(0)
     cfg = {"head_layers": 1, "init_logvar_bias": -4.5}
     model = open_clip.create_model("PCMEpp-tiny", output_dict=True, pcmepp_cfg=cfg)

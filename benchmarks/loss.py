@@ -17,7 +17,7 @@ from .measure import Row, added_memory, alone, busy_cores, threads, timed
 
 DIM = 512
 SIZES = (1024, 2048, 4096, 8192)
-BARS = {1024: (1.0, 1.1), 8192: (1.0, 0.6)}  # for time and for memory, by N
+BARS = {1024: (1.0, 1.1), 8192: (1.0, 0.6)}  # the bars of time and memory by N
 THREADS = {1: "one thread", 2: "two threads"}
 
 
@@ -29,8 +29,11 @@ def inputs(n: int, seed: int = 0) -> list[torch.Tensor]:
 
 
 def step(kind: str, leaves: list[torch.Tensor], rank: int = 0, world_size: int = 1) -> None:
-    """Forward and backward of one loss; "clip" is with the flags for large runs, where its gathered features have
-    gradients and a rank takes only its own rows, "clip by default" without."""
+    """Run forward and backward of one loss.
+
+    "clip" is with the flags for large runs, with which gathered features have gradients and a rank takes only its own
+    rows; "clip by default" is without them.
+    """
     v, t, lv, lt, s = leaves
     if kind.startswith("clip"):
         from open_clip import ClipLoss
@@ -53,7 +56,7 @@ def step(kind: str, leaves: list[torch.Tensor], rank: int = 0, world_size: int =
         )
         assert isinstance(terms, dict)
         torch.stack(list(terms.values())).sum().backward()
-    else:  # the way of the authors' code, for the matching term alone
+    else:  # this is the way of the authors' code, for the matching term alone
         d = ((v[:, None] - t[None]) ** 2).sum(-1) + (lv.exp()[:, None] + lt.exp()[None]).sum(-1)
         F.binary_cross_entropy_with_logits(1 - d, torch.eye(len(v))).backward()
 
@@ -73,12 +76,12 @@ def against(
     numbers: Iterable[int],
     bars: dict[int, tuple[float, float]],
 ) -> Iterator[Row]:
-    """Time and memory of our loss and another, and how they grow.
+    """Yield time and memory of our loss and another, and how they grow.
 
     Arguments:
         ours, other: the kinds, see `step`.
-        numbers: of threads.
-        bars: by size, for time and for memory.
+        numbers: the numbers of threads.
+        bars: the bars of time and memory by size.
     """
     seconds: dict[int, dict[int, Row]] = {number: {} for number in numbers}
     memory = {}
@@ -97,7 +100,7 @@ def against(
 
 
 def time_row(ours: str, other: str, title: str, n: int, number: int, bar: float | None, busy: bool = False) -> Row:
-    """Return the time of both kinds on this many threads; `busy` is on cores that other processes use, too."""
+    """Return the time of both kinds on this many threads. With `busy`, other processes use the cores, too."""
     leaves = inputs(n)
     our_step, their_step = (functools.partial(step, kind, leaves) for kind in (ours, other))
     repeats = 1 if other == "nmd" else max(4, 2**14 // n)
@@ -107,20 +110,20 @@ def time_row(ours: str, other: str, title: str, n: int, number: int, bar: float 
 
 
 def peak(kind: str, n: int) -> float:
-    """Return the MB that a step adds to what the process had with its inputs and the code loaded."""
+    """Return the MB that a step adds to the memory of the process with its inputs and the code loaded."""
     step(kind, inputs(8))
     leaves = inputs(n)
     return added_memory(lambda: step(kind, leaves))
 
 
-def growth(what: str, rows: dict[int, Row]) -> Row:
+def growth(title: str, rows: dict[int, Row]) -> Row:
     """Return the exponents with which ours and theirs grow with N, fitted over the rows."""
     sizes = [math.log(n) for n in rows]
     ours, theirs = (
         statistics.linear_regression(sizes, [math.log(getattr(row, whose)) for row in rows.values()]).slope
         for whose in ("ours", "theirs")
     )
-    return Row(f"{what}, grows from N = {min(rows)} to {max(rows)} as N to the power of", ours, theirs, "")
+    return Row(f"{title}, grows from N = {min(rows)} to {max(rows)} as N to the power of", ours, theirs, "")
 
 
 def those_that_fit() -> list[int]:

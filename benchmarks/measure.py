@@ -1,5 +1,7 @@
-"""How the benchmarks measure: this package and the alternative do the same work in turns, and the result is their ratio
-with its spread."""
+"""The method of the benchmarks: this package and the alternative do the same work in turns.
+
+The result is the ratio of both with its spread.
+"""
 
 import contextlib
 import ctypes
@@ -19,7 +21,6 @@ from typing import Any
 import torch
 
 CONFIDENCE = 0.9
-WIDE = 1.25  # of a spread where no bar tells what matters, its upper end by its lower
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,9 @@ class Row:
 
     Arguments:
         ours, theirs: counts, or medians of the repeats, in `unit`.
-        bar: the highest ratio that is claimed, or None where nothing is.
-        repeats: pairs (ours, theirs) measured one right after the other; none for counts.
-        least: the bar is a lowest ratio instead.
+        bar: the highest ratio that is claimed, or None if nothing is claimed.
+        repeats: the pairs (ours, theirs), measured one right after the other; none for counts.
+        least: whether the bar is a lowest ratio instead.
         note: a remark that is shown in the last column.
     """
 
@@ -49,23 +50,25 @@ class Row:
 
     @cached_property
     def spread(self) -> tuple[float, float] | None:
-        """The interval in which the ratio would lie if everything were measured again, see `resampled`."""
+        """Return the interval in which the ratio would lie if everything were measured again, see `resampled`."""
         return resampled(self.repeats) if len(self.repeats) > 1 else None
 
     @property
     def verdict(self) -> str:
         low, high = self.spread or (self.ratio, self.ratio)
         if self.bar is None:
-            return "too wide a spread to say" if high > WIDE * low else ""
+            return ""
         held = {value >= self.bar if self.least else value <= self.bar for value in (low, high)}
         if len(held) == 2:
-            return "too wide a spread to say"
+            return "bar within the spread"
         return "met" if held.pop() else "not met"
 
 
 def resampled(repeats: Sequence[tuple[float, float]], draws: int = 2000) -> tuple[float, float]:
-    """Bootstrap interval: the ratio of medians lies within it in `CONFIDENCE` of the draws. Pairs are drawn as pairs,
-    because a machine that is slow for a while is slow for both."""
+    """Return a bootstrap interval, in which the ratio of medians lies in `CONFIDENCE` of the draws.
+
+    Pairs are drawn as pairs, because a machine that is slow for a while is slow for both.
+    """
     random = Random(0)
     ratios = []
     for _ in range(draws):
@@ -79,7 +82,7 @@ def resampled(repeats: Sequence[tuple[float, float]], draws: int = 2000) -> tupl
 def row(
     what: str, ours: Sequence[float], theirs: Sequence[float], unit: str, bar: float | None = None, **more: Any
 ) -> Row:
-    """Return a row of repeats, the first of ours measured right beside the first of theirs, and so on."""
+    """Return a row of repeats. The first of ours was measured right beside the first of theirs, and so on."""
     repeats = tuple(zip(ours, theirs, strict=True))
     return Row(what, statistics.median(ours), statistics.median(theirs), unit, bar, repeats, **more)
 
@@ -87,7 +90,7 @@ def row(
 def turns(
     works: Sequence[Callable[[], Any]], repeats: int, before: Callable[[], Any] = lambda: None
 ) -> list[list[float]]:
-    """Return the seconds of each work, alternating, after a warm-up; the order is reversed every time.
+    """Return the seconds of each work, after a warm-up. The works alternate, and their order is reversed every time.
 
     `before` is called before each work, and is not timed.
     """
@@ -127,23 +130,23 @@ def threads(number: int) -> Iterator[None]:
 
 
 def one_thread() -> contextlib.AbstractContextManager[None]:
-    """For long work: two threads that wait for each other are as slow as the slower core at each moment."""
+    """Compute on one thread, for long work: two threads that wait for each other are as slow as the slower core."""
     return threads(1)
 
 
 @contextlib.contextmanager
 def busy_cores(number: int) -> Iterator[None]:
-    """With as many other processes that never wait, as on a machine that is shared."""
+    """Run as many other processes that never wait, as on a machine that is shared."""
     context = multiprocessing.get_context("spawn")
-    others = [context.Process(target=_never_wait, daemon=True) for _ in range(number)]
-    for other in others:
-        other.start()
+    neighbours = [context.Process(target=_never_wait, daemon=True) for _ in range(number)]
+    for neighbour in neighbours:
+        neighbour.start()
     try:
         yield
     finally:
-        for other in others:
-            other.kill()
-            other.join()
+        for neighbour in neighbours:
+            neighbour.kill()
+            neighbour.join()
 
 
 def _never_wait() -> None:
@@ -152,15 +155,17 @@ def _never_wait() -> None:
 
 
 def new_processes() -> BaseContext:
-    """Starts processes in which only imports have run, and these only once for all of the processes."""
+    """Return a context that starts processes in which only imports have run, once for all of them."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["open_clip", "pcmepp_openclip"])
     return context
 
 
 def alone(function: Callable, *calls: tuple) -> list:
-    """Return the results of a function for the arguments of each call, each in a new process in which only imports have
-    run. The processes run in parallel, each on one thread: use this for memory, not for time.
+    """Return the results of a function for the arguments of each call, each in a new process.
+
+    Only imports have run in a new process. The processes run in parallel, each on one thread: use this for memory, not
+    for time.
     """
     context = new_processes()
     with contextlib.ExitStack() as stack:
@@ -178,8 +183,11 @@ def _start_alone() -> None:
 
 
 def added_memory(work: Callable[[], Any]) -> float:
-    """Return the peak memory of a work in MB, beyond what the process held before; call it with `alone`. Linux only."""
-    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
+    """Return the peak memory of a work in MB, beyond the memory of the process before it. Linux only.
+
+    Call it with `alone`.
+    """
+    Path("/proc/self/clear_refs").write_text("5")  # the kernel forgets the peak so far
     before = _status("VmRSS")
     work()
     return _status("VmHWM") - before

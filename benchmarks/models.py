@@ -32,10 +32,10 @@ from .hf_configs import LAYERS
 from .measure import new_processes
 from .twins import PREFIX, cut, deviation, trunks_cut
 
-LARGE = 3e8  # parameters: a model with more is cut before it is run
-PER_PROCESS = 16  # models
-MAY_FAIL = 4  # of all models
-TOLERANCE = 1e-5  # of the mean
+LARGE = 3e8  # a model with more parameters is cut before it is run
+PER_PROCESS = 16  # a process checks so many models
+MAY_FAIL = 4  # so many of all models may fail
+TOLERANCE = 1e-5  # the largest difference of a mean from the plain model's embedding
 HEADS = ["model", "image tower", "text tower", "branches"]
 HEADS += ["parameters", "added", "training FLOPs", "checked", "deviation", ""]
 START, END = "<!-- python -m benchmarks models -->", "<!-- end -->"
@@ -46,9 +46,9 @@ class Checked:
     """One line of the table.
 
     Arguments:
-        name: that of the plain model.
-        image, text: its towers.
-        plain, ours: what the two models cost; None if they do not build.
+        name: the name of the plain model.
+        image, text: its towers in words.
+        plain, ours: the costs of the two models; None if they do not build.
         how: "run" with real numbers, "run, 4 layers" with towers that were cut, "meta" for shapes only.
         deviation: the largest difference of an embedding from the plain model's; None without numbers.
         reason: why it does not work, in a sentence; empty if it does.
@@ -109,25 +109,27 @@ def check(name: str) -> Checked:
         if idle := sorted(ours.idle - plain.idle):
             return dataclasses.replace(line, reason=f"{len(idle)} parameters get no gradient, such as {idle[0]}.")
         if plain.parameters <= LARGE:
-            how, found = "run", deviation(name)
+            how, largest = "run", deviation(name)
         else:
             with trunks_cut():
-                how, found = f"run, {LAYERS} layers", deviation(name, **cut(name))
+                how, largest = f"run, {LAYERS} layers", deviation(name, **cut(name))
     except Exception as error:
         return dataclasses.replace(line, reason=sentence(error))
-    reason = "" if found <= TOLERANCE else "The mean is not the plain model's embedding."
-    return dataclasses.replace(line, how=how, deviation=found, reason=reason)
+    reason = "" if largest <= TOLERANCE else "The mean is not the plain model's embedding."
+    return dataclasses.replace(line, how=how, deviation=largest, reason=reason)
 
 
 def check_all(names: Sequence[str], check: Callable[[str], Checked] = check) -> Iterator[Checked]:
-    """Yield the lines of the models, one by one. They come from another process, which is replaced now and then: it may
-    die for lack of memory, and not all that it has used is given back.
+    """Yield the lines of the models, one by one.
+
+    They come from another process, which is replaced now and then: it may die for lack of memory, and not all that it
+    has used is given back.
     """
-    rest = list(names)
-    while rest:
+    names_left = list(names)
+    while names_left:
         with ProcessPoolExecutor(1, new_processes(), _start) as pool:
-            for _ in range(min(PER_PROCESS, len(rest))):
-                name = rest.pop(0)
+            for _ in range(min(PER_PROCESS, len(names_left))):
+                name = names_left.pop(0)
                 try:
                     yield pool.submit(check, name).result()
                 except BrokenProcessPool:
@@ -148,14 +150,14 @@ def sentence(error: Exception) -> str:
 
 
 def summary(lines: list[Checked]) -> str:
-    """Return the counts."""
+    """Return the counts in words."""
     fine = [line for line in lines if not line.reason]
     run = [line.deviation for line in fine if line.deviation is not None]
     text = f"{len(fine)} of {len(lines)} models build and run forward and backward; "
     text += f"{len(run)} of them with numbers" + (f", with a deviation of at most {max(run):.0e}" if run else "") + "."
-    for bar, what in ((SPLIT, "both branches split off"), (TOP, "a branch is on top")):
+    for bar, placement in ((SPLIT, "both branches split off"), (TOP, "a branch is on top")):
         ratios = [line.ratio for line in fine if line.bar == bar and line.ratio is not None]
-        text += f" Where {what}, {sum(r <= bar for r in ratios)} of {len(ratios)} need at most {bar} of the FLOPs."
+        text += f" Where {placement}, {sum(r <= bar for r in ratios)} of {len(ratios)} need at most {bar} of the FLOPs."
     return text
 
 
@@ -165,11 +167,11 @@ def table(lines: list[Checked]) -> str:
 
 
 def parts(page: Path) -> tuple[str, str]:
-    """What a page has before and after its table, markers included."""
+    """Return the text of a page before and after its table, markers included."""
     if not page.is_file():
         raise ValueError(f"--page: there is no file {page}.")
-    before, start, rest = page.read_text().partition(START)
-    _, end, after = rest.partition(END)
+    before, start, after_start = page.read_text().partition(START)
+    _, end, after = after_start.partition(END)
     if not start or not end:
         raise ValueError(f"--page: {page} lacks the line {START} or the line {END}.")
     return before + start, end + after

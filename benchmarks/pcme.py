@@ -2,7 +2,7 @@
 
 python -m benchmarks pcme
 
-Of a whole step on a GPU, with a batch of 128, the paper reports 33 % more time and 18 % more memory for PCME. This is
+For a whole step on a GPU, with a batch of 128, the paper reports 33 % more time and 18 % more memory for PCME. This is
 the loss alone: on a CPU the towers take so long that neither loss shows in a whole step.
 """
 
@@ -16,11 +16,11 @@ from .loss import inputs
 from .measure import Row, added_memory, alone, one_thread, timed
 
 SIZES = (128, 512)
-WEIGHTS = {"csd": (1.0, 0.0), "pcme": (0.0, 1.0)}  # of the matching loss and of PCME's
+WEIGHTS = {"csd": (1.0, 0.0), "pcme": (0.0, 1.0)}  # the weights of the matching loss and of PCME's
 
 
 def loss_step(kind: str, leaves: list[torch.Tensor]) -> Callable[[], None]:
-    """Forward and backward of one loss, without InfoNCE."""
+    """Return forward and backward of one loss, without InfoNCE, as one function."""
     v, t, lv, lt, s = leaves
     n, ones = len(v), torch.ones(len(v))
     match_weight, pcme_weight = WEIGHTS[kind]
@@ -35,7 +35,7 @@ def loss_step(kind: str, leaves: list[torch.Tensor]) -> Callable[[], None]:
 
 
 def peak(kind: str, n: int) -> float:
-    """Return the MB that a step adds to what the process had with its inputs and the code loaded."""
+    """Return the MB that a step adds to the memory of the process with its inputs and the code loaded."""
     loss_step(kind, inputs(8))()
     return added_memory(loss_step(kind, inputs(n)))
 

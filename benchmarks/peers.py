@@ -41,22 +41,22 @@ class Peer:
         ask = [python, "-c", f"from importlib.metadata import version; print(version('{name}'))"]
         self.version = subprocess.run(ask, check=True, capture_output=True, text=True).stdout.strip()
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(line)
         self._process.stdin.flush()
 
     def rate(self) -> float:
-        """Return samples per second of an epoch."""
-        self._tell("epoch\n")
+        """Return the samples per second of an epoch."""
+        self._send("epoch\n")
         assert self._process.stdout is not None
         answer = self._process.stdout.readline().split()
         assert answer and int(answer[0]) == data.SHARDS * data.SAMPLES, "its error is above"
         return float(answer[1])
 
     def close(self) -> None:
-        with contextlib.suppress(BrokenPipeError):  # it has failed, which was noticed before
-            self._tell("end\n")  # our own workers hold its input open, too
+        with contextlib.suppress(BrokenPipeError):  # the peer has failed, which was noticed before
+            self._send("end\n")  # our own workers hold its input open, too
         self._process.wait()
 
 
@@ -74,7 +74,9 @@ def rows() -> Iterator[Row]:
             rates["ours"].append(data.rate(ours, epoch)[0])
             for name, peer in peers.items():
                 rates[name].append(peer.rate())
-        what = f"data, {data.SHARDS * data.SAMPLES} JPEGs of {data.SIDE} pixels per epoch, {data.WORKERS} workers"
+        title_of_data = (
+            f"data, {data.SHARDS * data.SAMPLES} JPEGs of {data.SIDE} pixels per epoch, {data.WORKERS} workers"
+        )
         for name, title in PEERS.items():
             values = rates["ours"][1:], rates[name][1:]  # the first epoch starts the workers
-            yield row(f"{what}, {title}", *values, "samples/s", note=f"{name} {peers[name].version}")
+            yield row(f"{title_of_data}, {title}", *values, "samples/s", note=f"{name} {peers[name].version}")

@@ -1,4 +1,4 @@
-"""What the groups of a run cost by the number of ranks: seconds until all ranks have them, and open files of a rank.
+"""The cost of a run's groups by the number of ranks: seconds until all ranks have them, and open files of a rank.
 
 python -m benchmarks ranks                   2, 8 and 32 ranks on this machine
 python -m benchmarks ranks --ranks 64 128    other numbers
@@ -24,20 +24,20 @@ from . import results
 
 RANKS = (2, 8, 32)
 GROUPS = 2
-LOOKS = 200  # of a rank, for a failure of another
+LOOKS = 200  # so often a rank looks for a failure of another
 COLUMNS = ("ranks", "start, s", "open files", "one group, s", "open files", "two groups, s", "open files", "look, ms")
 
 
 def measure(rank: int, world: int, port: int, queue: Any) -> None:
-    """On each rank; the first one hands over what was measured after each group."""
+    """Measure on each rank. The last one hands over the numbers after each group."""
     network.raise_open_files(world)
     start = time.monotonic()
     store = dist.TCPStore("127.0.0.1", port, world, is_master=rank == 0)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    found = [_state(start)]
+    states = [_state(start)]
     for _ in range(GROUPS):
         network.cpu_group(timedelta(hours=1))
-        found.append(_state(start))
+        states.append(_state(start))
     store = network.run_store()
     start = time.monotonic()
     for _ in range(LOOKS):
@@ -45,7 +45,7 @@ def measure(rank: int, world: int, port: int, queue: Any) -> None:
     look = (time.monotonic() - start) / LOOKS
     dist.barrier()
     if rank == world - 1:
-        queue.put((found, look))
+        queue.put((states, look))
     dist.barrier()
 
 
@@ -62,8 +62,8 @@ def of_ranks(world: int) -> list[float]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     mp.start_processes(measure, (world, port, queue), world, start_method="fork")
-    found, look = queue.get()
-    return [value for seconds, files in found for value in (round(seconds, 2), files)] + [round(1000 * look, 2)]
+    states, look = queue.get()
+    return [value for seconds, files in states for value in (round(seconds, 2), files)] + [round(1000 * look, 2)]
 
 
 def main(argv: list[str]) -> None:

@@ -45,7 +45,7 @@ def number(ratio: float) -> str:
 
 
 def change(row: Row, before: dict[str, Any]) -> str:
-    """Return the change in per cent, with a remark if the spreads overlap: it then says nothing."""
+    """Return the change in per cent, with a remark if the spreads overlap, since it then says nothing."""
     low, high = row.spread or (row.ratio, row.ratio)
     low_before, high_before = before["spread"] or (before["ratio"], before["ratio"])
     overlap = low <= high_before and low_before <= high and (row.spread or before["spread"])

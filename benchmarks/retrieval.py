@@ -22,7 +22,7 @@ def gaussians(count: int, seed: int) -> Gaussian:
 
 
 def work(distance: str, count: int = IMAGES) -> Callable[[], list[Ranking]]:
-    """Return retrieval among that many images, with the captions that go with them."""
+    """Return the retrieval among that many images, with the captions that belong to them."""
     each = CAPTIONS // IMAGES
     images, texts = gaussians(count, 0), gaussians(count * each, 1)
     image_of_text = [i // each for i in range(count * each)]
@@ -35,8 +35,8 @@ def peak(distance: str) -> float:
 
 
 def rows() -> Iterator[Row]:
-    what = f"retrieval, {CAPTIONS} captions, {IMAGES} images, CSD against cosine"
+    title = f"retrieval, {CAPTIONS} captions, {IMAGES} images, CSD against cosine"
     with one_thread():
-        yield timed(f"{what}, time", work("csd"), work("cosine"), 1.2)
+        yield timed(f"{title}, time", work("csd"), work("cosine"), 1.2)
     our_peak, their_peak = alone(peak, ("csd",), ("cosine",))
-    yield Row(f"{what}, memory", our_peak, their_peak, "MB", 1.2)
+    yield Row(f"{title}, memory", our_peak, their_peak, "MB", 1.2)

@@ -1,4 +1,4 @@
-"""What a rank of a large run would do, for any model, batch and number of ranks, without a GPU: on fake CUDA tensors.
+"""The work of a rank in a large run, for any model, batch and number of ranks, without a GPU: on fake CUDA tensors.
 
 python -m benchmarks scale --model PCMEpp-ViT-B-16 --batch-size 128 512 --ranks 8 64 1024
 
@@ -41,9 +41,9 @@ class LossCost:
     """The loss of one step on a rank, forward and backward, from features that are there already.
 
     Arguments:
-        collectives: their number.
-        sent: bytes that the rank sends, by rings.
-        kernels, moved: operators that compute, and the bytes that they read and write, see `Traffic`.
+        collectives: the number of collectives.
+        sent: the bytes that the rank sends, by rings.
+        kernels, moved: the operators that compute, and the bytes that they read and write, see `Traffic`.
     """
 
     collectives: int
@@ -56,11 +56,11 @@ class LossCost:
 
 
 @dataclass(frozen=True)
-class Line:
-    """One batch size and number of ranks. `theirs` is that of the plain model.
+class ScaleRow:
+    """The numbers of one batch size and number of ranks. `theirs` belongs to the plain model.
 
     Arguments:
-        peak, checkpointed: bytes, (ours, theirs), without and with --grad-checkpointing.
+        peak, checkpointed: the bytes at the peak, (ours, theirs), without and with --grad-checkpointing.
     """
 
     ranks: int
@@ -76,19 +76,19 @@ class Line:
 
 
 def _digits(x: float) -> str:
-    """Return three of them."""
+    """Return a number with three digits."""
     return f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
 
 
 def loss_of(model: Any, ranks: int) -> nn.Module:
-    """What `pcmepp train` makes for the model, with open_clip's flags for many ranks where it is a plain one."""
+    """Return the loss of `pcmepp train` for the model, with open_clip's flags for many ranks if it is a plain one."""
     if isinstance(model, ProbabilisticModel):
         return pcmepp_loss(model.pcmepp_cfg, world_size=ranks)
     return open_clip.ClipLoss(local_loss=True, gather_with_grad=True, world_size=ranks)
 
 
 def features(model: Any, batch_size: int, dim: int) -> dict[str, Tensor]:
-    """What the model gives to its loss, as fake tensors."""
+    """Return the tensors that the model gives to its loss, as fake tensors."""
 
     def leaf(*shape: int) -> Tensor:
         return torch.empty(shape, device="cuda").requires_grad_()
@@ -102,14 +102,14 @@ def features(model: Any, batch_size: int, dim: int) -> dict[str, Tensor]:
 
 def loss_cost(model: Any, batch_size: int, ranks: int, dim: int) -> LossCost:
     with fake_ranks(ranks), fake_cuda():
-        given, loss = features(model, batch_size, dim), loss_of(model, ranks)
+        outputs, loss = features(model, batch_size, dim), loss_of(model, ranks)
         with Traffic() as traffic:
-            torch.stack(list(loss(**given, output_dict=True).values())).sum().backward()
+            torch.stack(list(loss(**outputs, output_dict=True).values())).sum().backward()
     return LossCost(len(traffic.collectives), traffic.sent(ranks), traffic.kernels, traffic.bytes)
 
 
-def lines(name: str, batch_sizes: Sequence[int], ranks: Sequence[int], precision: str) -> Iterator[Line]:
-    """Yield those of a PCME++ model and its plain one."""
+def lines(name: str, batch_sizes: Sequence[int], ranks: Sequence[int], precision: str) -> Iterator[ScaleRow]:
+    """Yield the rows of a PCME++ model and its plain one."""
     config = open_clip.get_model_config(name)
     assert config is not None
     for world in ranks:
@@ -121,14 +121,14 @@ def lines(name: str, batch_sizes: Sequence[int], ranks: Sequence[int], precision
                 tuple(each.measure(batch_size, grad_checkpointing=recomputes).memory.peak for each in forecasts)
                 for recomputes in (False, True)
             ]
-            yield Line(world, batch_size, *costs, *peaks)  # type: ignore[arg-type]
+            yield ScaleRow(world, batch_size, *costs, *peaks)  # type: ignore[arg-type]
 
 
-def tables(found: Sequence[Line], name: str, precision: str) -> str:
-    of_loss = [[line.name, *line.ours.cells(), *line.theirs.cells()] for line in found]
+def tables(rows: Sequence[ScaleRow], name: str, precision: str) -> str:
+    of_loss = [[line.name, *line.ours.cells(), *line.theirs.cells()] for line in rows]
     cost = ["collectives", "MB sent", "kernels", "GB moved"]
     heads = ["ranks x batch", *cost, *(f"ClipLoss: {head}" for head in cost)]
-    of_memory = [[line.name, *(f"{peak / 1e9:.1f}" for peak in (*line.peak, *line.checkpointed))] for line in found]
+    of_memory = [[line.name, *(f"{peak / 1e9:.1f}" for peak in (*line.peak, *line.checkpointed))] for line in rows]
     memory_heads = ["ranks x batch", "PCME++", "CLIP", "PCME++, checkpointed", "CLIP, checkpointed"]
     return "\n\n".join(
         [
@@ -141,8 +141,8 @@ def tables(found: Sequence[Line], name: str, precision: str) -> str:
 
 
 def table(heads: list[str], rows: list[list[str]]) -> str:
-    first, *rest = (f"| {' | '.join(cells)} |" for cells in (heads, *rows))
-    return "\n".join([first, "|---" * len(heads) + "|", *rest])
+    first, *body = (f"| {' | '.join(cells)} |" for cells in (heads, *rows))
+    return "\n".join([first, "|---" * len(heads) + "|", *body])
 
 
 def main(argv: list[str]) -> None:
@@ -159,13 +159,13 @@ def main(argv: list[str]) -> None:
     args = parser.parse_args(argv)
     if not args.model.startswith(PREFIX) or args.model.removeprefix(PREFIX) not in open_clip.list_models():
         parser.error(f"--model {args.model}: name a model of open_clip's with the prefix {PREFIX}")
-    warnings.simplefilter("ignore")  # that open_clip gathers by a deprecated function
+    warnings.simplefilter("ignore")  # open_clip gathers by a deprecated function
     start = time.monotonic()
-    found = list(lines(args.model, args.batch_size, args.ranks, args.precision))
-    text = f"{tables(found, args.model, args.precision)}\n\n{results.machine()}; {time.monotonic() - start:.0f} s."
+    rows = list(lines(args.model, args.batch_size, args.ranks, args.precision))
+    text = f"{tables(rows, args.model, args.precision)}\n\n{results.machine()}; {time.monotonic() - start:.0f} s."
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "scale.md").write_text(text + "\n")
-    (args.out / "scale.json").write_text(json.dumps([dataclasses.asdict(line) for line in found], indent=1) + "\n")
+    (args.out / "scale.json").write_text(json.dumps([dataclasses.asdict(line) for line in rows], indent=1) + "\n")
     print(text)
 
 

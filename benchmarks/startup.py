@@ -1,4 +1,4 @@
-"""How long it takes to start: the import beside open_clip's own, and a training run to the end of its first step.
+"""The time to start: the import beside open_clip's own, and a training run to the end of its first step.
 
 python -m benchmarks startup
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from .measure import Row, row
 
-SECONDS = 0.1  # what `import pcmepp_openclip` may add
+SECONDS = 0.1  # `import pcmepp_openclip` may add so much
 IMPORTS = """
 import json, time
 start = time.perf_counter()
@@ -53,9 +53,9 @@ def _first_step(command: list[str]) -> float:
 
 def rows() -> Iterator[Row]:
     both, plain = zip(*(imports() for _ in range(3)), strict=True)
-    what = "import of open_clip and pcmepp_openclip against open_clip alone"
+    title = "import of open_clip and pcmepp_openclip against open_clip alone"
     bar = 1 + SECONDS / statistics.median(plain)
-    yield row(what, both, plain, "s", bar, note=f"the bar is {SECONDS} s more")
+    yield row(title, both, plain, "s", bar, note=f"the bar is {SECONDS} s more")
     commands = ("pcmepp_openclip.train", "PCMEpp-ViT-B-32"), ("open_clip_train.main", "ViT-B-32")
     seconds: dict[str, list[float]] = {model: [] for _, model in commands}
     for turn in range(2):

@@ -20,17 +20,17 @@ CASES = (("ViT-B-32", 4, 8, 32), ("ViT-B-16", 2, 11, 16))  # plain model, batch 
 
 
 def training_step(name: str, batch: int, text_length: int | None = None) -> Callable[[], None]:
-    """Return a step with texts of that many tokens; of the context length by default."""
+    """Return a step with texts of that many tokens, by default the context length."""
     torch.manual_seed(0)
     model = open_clip.create_model(name, output_dict=True)
     loss = pcmepp_openclip.PCMEppLoss() if name.startswith("PCMEpp") else open_clip.ClipLoss()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()  # makes its moments, as in the middle of a run
+    optimizer.step()  # this makes its moments, as in the middle of a run
     image = torch.randn(batch, 3, *model.visual.image_size)
     text = torch.randint(1, 49406, (batch, text_length or model.context_length))
-    text[:, -1] = 49407  # the end of a text, which both pool at
+    text[:, -1] = 49407  # the end of a text, at which both models pool
 
     def step() -> None:
         optimizer.zero_grad()

@@ -24,8 +24,7 @@ PREFIX = "PCMEpp-"
 
 
 def cut(name: str) -> dict[str, Any]:
-    """Return the arguments of `create_model` for the same model with fewer layers and tokens, for models that are too
-    large.
+    """Return the arguments of `create_model` for a model with fewer layers and tokens, if the whole one is too large.
 
     A ResNet stays as it is. A timm trunk has no such argument: build it within `trunks_cut`.
     """
@@ -44,8 +43,10 @@ def cut(name: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def trunks_cut() -> Iterator[None]:
-    """Within it, timm builds its transformers with few layers, and its ConvNeXts with one block for each stage.
-    FastViTs, which are small, stay as they are."""
+    """Let timm build its transformers with few layers, and its ConvNeXts with one block for each stage.
+
+    FastViTs, which are small, stay as they are.
+    """
     create = timm.create_model
 
     def create_cut(name: str, **kwargs: Any) -> Any:
@@ -60,7 +61,7 @@ def trunks_cut() -> Iterator[None]:
 
 
 def small_image(name: str) -> int:
-    """Return the side of an image of a few patches, such that the tower does all that it does to a large one."""
+    """Return the side of an image of a few patches, at which the tower does all that it does to a large one."""
     config = open_clip.get_model_config(name)
     assert config is not None
     vision = config["vision_cfg"]
@@ -71,11 +72,13 @@ def small_image(name: str) -> int:
 
 
 def deviation(name: str, **changes: Any) -> float:
-    """Return the largest difference between the embeddings of a PCME++ model and of the plain model with the same
-    weights, in eval mode and normalised; before that, a forward and backward pass of the PCME++ model in training mode.
+    """Return the largest difference of the normalised embeddings of a PCME++ model from the plain model's.
+
+    Both have the same weights and are in eval mode. Before that, the PCME++ model makes a forward and backward pass in
+    training mode.
 
     Arguments:
-        name: that of the plain model.
+        name: the name of the plain model.
         changes: further arguments of `create_model` for both.
     """
     size = small_image(name)
@@ -105,7 +108,7 @@ def deviation(name: str, **changes: Any) -> float:
 
 
 class Unfilled(TorchFunctionMode):
-    """Leaves out random numbers in weights that are replaced anyway: they cost as much as all else."""
+    """Leaves out random numbers in weights that are replaced anyway, since they cost as much as all else."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (Tensor.uniform_, Tensor.normal_, Tensor.erfinv_):
@@ -114,9 +117,7 @@ class Unfilled(TorchFunctionMode):
 
 
 def embed(model: Any, image: Tensor, text: Tensor) -> list[Tensor]:
-    """Return the normalised embeddings of images and texts in eval mode: those of the encoders and those of the
-    loss.
-    """
+    """Return the normalised embeddings of images and texts in eval mode, from the encoders and for the loss."""
     model.eval()
     with torch.no_grad():
         out = model(image, text)
@@ -134,7 +135,7 @@ def shaken(model: Any) -> Any:
 
 
 def inputs(model: Any, name: str, changes: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Return two random images, and two random texts, one of full length and one padded behind its last token."""
+    """Return two random images, and two random texts: one of full length and one padded behind its last token."""
     config = open_clip.get_model_config(name)
     assert config is not None
     cfg = changes.get("text_cfg", config["text_cfg"])

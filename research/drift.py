@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         block = config["pcmepp_cfg"] | RUNS[name]
         block["train_means_by"] = "contrastive" if name == "tied" else "all"
         model, loss = build({**config, "pcmepp_cfg": block}, args.seed)
-        loss.diagnose = True  # of the first step
+        loss.diagnose = True  # the first step is logged
         seen: list[dict[str, float]] = []
 
         def on_step(
