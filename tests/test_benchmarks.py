@@ -180,8 +180,8 @@ def test_retrieval_is_done_to_its_end():
 
 
 def test_each_text_gets_its_ambiguity_and_its_encoding():
-    found = ambiguity.entropies(16)()
-    assert len(found) == ambiguity.QUERIES and all(0 < float(entropy) < math.log(16) for entropy in found)
+    confusions = ambiguity.confusions(16)()
+    assert len(confusions) == ambiguity.QUERIES and all(1 < float(each) < 16 for each in confusions)
     assert [x.shape for x in ambiguity.encodings()()] == [(1, ambiguity.DIM)] * ambiguity.QUERIES
 
 
