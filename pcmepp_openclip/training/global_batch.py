@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def resolve(args: argparse.Namespace, flags_given: Collection[str], multiple_of: int) -> None:
-    """With --global-batch-size, set `args.batch_size` and `args.accum_freq` for `args.world_size` ranks.
+    """Set `args.batch_size` and `args.accum_freq` for `args.world_size` ranks, if there is a --global-batch-size.
 
     Arguments:
         flags_given: which of "batch_size" and "accum_freq" are on the command line; the others have open_clip's
