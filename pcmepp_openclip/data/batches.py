@@ -194,7 +194,7 @@ class BatchStream:
         if spec.pad is not None:
             texts = cut_texts(texts, spec.pad)
         image_ids = torch.tensor(ids) if several else None
-        images = default_collate(images)  # in a worker, into shared memory at once
+        images = default_collate(images)  # a worker puts them into shared memory at once
         return Batch(images, texts, self.tally.take(), image_ids)
 
     def _usable(self, taken: Sample | None) -> tuple[Sample, Tensor]:

@@ -94,7 +94,7 @@ def make_loader_spec(spec: DataSpec, transform: Any, tokenizer: Any, *, rank: in
         for source_id, (source, sizes) in enumerate(zip(spec.sources, spec.sizes, strict=True))
         for i, shard in enumerate(source.shards)
     )
-    batches = math.ceil(spec.samples / (flags.batch_size * ranks))  # the same in samples and in images
+    batches = math.ceil(spec.samples / (flags.batch_size * ranks))  # counting samples or images makes no difference
     uncounted = spec.shares is None and any(shard.size is None for shard in shards)
     if uncounted:  # whole shards only: a line needs all counts
         shards = tuple(shard._replace(size=None) for shard in shards)

@@ -69,7 +69,7 @@ class Header(tarfile.TarInfo):
             if self.type == tarfile.XGLTYPE:
                 raise
             raise tarfile.ReadError("a header of nothing") from None
-        info.offset = self.offset  # as tarfile has it: a member begins with the headers of its header
+        info.offset = self.offset  # tarfile, too, lets a member begin with the headers of its header
         if "path" in fields:
             info.name = fields["path"].rstrip("/")
         if "size" in fields:

@@ -51,7 +51,7 @@ class PairBatch:
         clip_scale: the scale of InfoNCE's logits, a 0-d tensor.
         match_scale, match_shift: a and b of the matching logit -a d + b, 0-d tensors.
         distance: d of the matching logit.
-        reduction: of sums over all pairs, "mean" or "sum", see `matching_loss`.
+        reduction: the reduction of sums over all pairs, "mean" or "sum", see `matching_loss`.
         rank, world_size: the place of this process; every rank has n pairs.
         with_pseudo_positives, with_contrastive: whether pseudo-positives and InfoNCE are wanted.
         labels: soft labels of the matching and pseudo-positive terms, which no other term takes; None if image i

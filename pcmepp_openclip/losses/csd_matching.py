@@ -37,7 +37,7 @@ class MatchGradients:
 
     Arguments:
         logits: the logits of the forward pass.
-        o_n, o_N: as in `MatchLogits`.
+        o_n, o_N: the offsets, see `MatchLogits`.
         g_match, g_pp: the gradients of both losses; None for a loss that has none, and not both.
         scale: the factor of the sum over all pairs in both losses.
         first: the column of this rank's first true pair.

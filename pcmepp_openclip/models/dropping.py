@@ -18,7 +18,7 @@ def kept_tokens(seed_N: Tensor, length: int, p: float) -> Tensor:
     Arguments:
         seed_N: int64, one seed per sample.
         length: L.
-        p: in [0, 1).
+        p: the probability of the formula, in [0, 1).
     """
     index_L = torch.arange(1, length + 2, device=seed_N.device)  # the first draw is r; 0 stays 0 when mixed
     bits_NL = mixed_bits(mixed_bits(seed_N)[:, None] + mixed_bits(index_L))

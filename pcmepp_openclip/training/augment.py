@@ -139,7 +139,7 @@ class BatchAugmentation:
     Arguments:
         seed: the run's --seed.
         batch_size: the most samples of a batch.
-        mixing: how images are mixed; None to mix none.
+        mixing: the settings of mixed images; None to mix none.
         caption_p: the probability with which a token of a caption is changed.
         caption_cut: the probability with which a caption is cut to a run of its tokens.
         caption_ids: the special token ids of the tokenizer, needed if one of the two is above 0.

@@ -25,7 +25,7 @@ class FineTuning:
         image_multiplier, text_multiplier: factor of the learning rate of a tower, heads excepted.
         drop_epochs, drop_factor: the learning rate is multiplied by the factor from each of these epochs on.
         freeze_image, freeze_text: number of epochs at the start in which the backbone of a tower is not trained.
-        warm_up: what is warmed up in the first epoch after those: "loss", "lr" or None.
+        warm_up: "loss" or "lr" if that is warmed up in the first epoch after those, else None.
         swa_start: first epoch after which the weights are averaged, or None.
         save_best: whether the weights of the best validation are kept.
     """
