@@ -81,7 +81,7 @@ def weights_of(
     state_dict: dict[str, Any], name: str, epochs: int, training: dict[str, Any], metadata: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the content of a checkpoint of weights alone, which is not to be resumed."""
-    return {"epoch": epochs, "name": name, "state_dict": state_dict, "training": training, "metadata": metadata}
+    return {"epoch": epochs, "name": name, "state_dict": state_dict, "training": training, "about": metadata}
 
 
 def checkpoint_of(
