@@ -126,7 +126,7 @@ def training() -> tuple[Callable[[], None], Callable[[int], dict[str, Any]]]:
             "state_dict": model.state_dict(),
             "optimizer": optimizer.state_dict(),
             "epoch": 1,
-            "metadata": metadata,
+            "about": metadata,
         }
         return {**state, "training": {"step": number, "samples_seen": number}}
 
