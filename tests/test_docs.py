@@ -93,7 +93,7 @@ def test_python_examples_run(block, place, repos, registries, monkeypatch, capsy
     shown = [b for b in BLOCKS if b.path == block.path and b.line > block.line and b.language == "text"]
     if "print(" in block.text:
         assert printed
-        pattern = re.compile(r" +-?\d+(\.\d+)?\b")  # test_system_demo.py compares a trained model's
+        pattern = re.compile(r" +-?\d+(\.\d+)?\b")  # test_system_demo.py compares the numbers
         assert pattern.sub(" #", printed) == pattern.sub(" #", shown[0].text)
 
 
