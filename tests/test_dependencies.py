@@ -14,7 +14,6 @@ PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
 FOLDERS = ("pcmepp_openclip", "launch")
 OPTIONAL = {
     "wandb": "only for `--report-to wandb`, which open_clip itself leaves to the user to install",
-    "sitecustomize": "Python's own hook, which the environment may define too",
 }
 NOT_IMPORTED: dict[str, str] = {}  # declared dependencies that others import, and why
 
