@@ -74,14 +74,6 @@ class LoadedModel:
         store.check_calibration(calibration, self.bank_fingerprint, bank, where)
 
 
-def add_model_flags(parser: Any) -> None:
-    """--model and --pretrained, as `load_model` takes them, for a parser or a group of one."""
-    parser.add_argument(
-        "--model", required=True, help="a name in open_clip.list_models(), hf-hub:ORG/NAME or local-dir:PATH"
-    )
-    parser.add_argument("--pretrained", help="a pretrained tag of open_clip or a checkpoint file")
-
-
 def has_random_weights(name: str, pretrained: str | None) -> bool:
     """Whether nothing gives a model its weights: `local-dir:` and `hf-hub:` models bring theirs along."""
     return not pretrained and ":" not in name

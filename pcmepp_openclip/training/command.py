@@ -25,6 +25,7 @@ import torch
 
 from .. import cache, data
 from ..config import PCMEppCfg
+from ..data import build as data_build
 from ..distances import DISTANCES, trainable
 from ..host import flags, never_ask, training
 from ..losses.terms import LOSSES, WEIGHT, loss_weights
@@ -285,10 +286,10 @@ def run(args: argparse.Namespace, spec: data.DataSpec, rest: list[str]) -> int:
             make_train = functools.partial(cached_data, loop, Path(args.cache_tokens), spec, towers)
         make_validation = validation_data.maker(data.ValidationFlags.from_args(args, spec.flags.val_data), args)
         makers = make_train, make_validation
-        loaded = data.get_data(training.stock_get_data, spec, args, preprocess_fns, epoch, tokenizer, *makers)
-        if "val" in loaded and make_validation is None:
-            validation_data.describe(loaded["val"].dataloader, spec.flags.val_data)
-        return loaded
+        found = data_build.get_data(training.stock_get_data, spec, args, preprocess_fns, epoch, tokenizer, *makers)
+        if "val" in found and make_validation is None:
+            validation_data.describe(found["val"].dataloader, spec.flags.val_data)
+        return found
 
     def before_exit() -> None:
         if loop is not None:
