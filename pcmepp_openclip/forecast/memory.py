@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ..host.config_values import pair
 from ..host.loss import pcmepp_loss
+from ..host.towers import pair
 from ..models.pcmepp import ProbabilisticModel
 from .attention import fused_attention
 from .fake_cuda import fake_cuda, to_fake

@@ -3,8 +3,8 @@
 - `seams`: every name of open_clip that is replaced or relied on. `registration`: how the plugin gets in. `names`: the
   names of PCME++ models.
 - `towers`: the towers of open_clip's models, one kind per file. `loss`: what `create_loss` builds.
-- `repos`: how open_clip finds models. `config_check`: validates configs from the Hub and local folders, with
-  `config_values` and `config_towers`. `weights`: reads weight files.
+- `repos`: how open_clip finds models. `config_check`: validates configs from the Hub and local folders.
+  `weights`: reads weight files.
 - `training`: runs the `main` of `trainer`. `calls`: the calls of its loop. `parallel`: its DDP. `data`: what it expects
   of a dataset. `tokenizers`: what their ids are for. `flags`: what is read from its command line. `published`: the
   flags that may be published.

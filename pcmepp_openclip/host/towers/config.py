@@ -7,8 +7,7 @@ from typing import Any
 
 from open_clip.model import CLIPTextCfg, CLIPVisionCfg
 
-from ..config_values import pair
-from .blocks import as_cfg
+from .blocks import as_cfg, pair
 from .resnet import RESNET_HAS_NO_TOKENS
 
 TRAINING_ONLY = {  # keys of a config that no output of a trained model depends on, those of the tokenizer among them
