@@ -7,14 +7,13 @@ tensors either. See docs/gpus.md.
 import open_clip
 import pytest
 import torch
+from fake_cuda import fake_cuda, fused_attention, to_cuda
 from fake_training import ANSWERS, MODEL, arguments, model_on_meta, train, validate
 from host_waits import HostWaits
 from torch._subclasses.fake_tensor import FakeTensorDeviceMismatchError
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pcmepp_openclip.evaluation import encode
-from pcmepp_openclip.forecast.attention import fused_attention
-from pcmepp_openclip.forecast.fake_cuda import fake_cuda, to_cuda
 
 TINY = "PCMEpp-tiny"
 # Where a logged step may wait: stock open_clip reads the loss, and we the diagnostics.

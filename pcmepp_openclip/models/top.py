@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..host.towers import Tokens
-from .attention import attend
-from .branch import Branch, logvar_of, new_bias, new_projection
+from .branch import Branch, attend, logvar_of, new_bias, new_projection
 
 HEAD = "uncertainty_head"  # attribute of the tower for the head
 HEAD_WIDTH = 64  # of an attention head, where the width allows it

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .base import AVERAGE, Average, SplitTower, Tokens, Tower, check_attributes
 from .blocks import BlockParts, Stack, image_blocks, pair, parts_of, set_recompute, text_blocks
-from .config import check_towers, config_as_built, config_in_use, default_heads, embedding_dim, text_may_be_cut
+from .config import check_towers, config_as_built, config_in_use, default_heads, text_may_be_cut
 from .huggingface import HuggingFaceTower
 from .resnet import ResNetTower
 from .text import ClipTextTower, CustomTextTower
@@ -41,7 +41,6 @@ __all__ = [
     "config_as_built",
     "config_in_use",
     "default_heads",
-    "embedding_dim",
     "fit_image_size",
     "image_blocks",
     "image_tower",
