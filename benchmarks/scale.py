@@ -21,13 +21,13 @@ from typing import Any
 import open_clip
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pcmepp_openclip.forecast.step import FakeTraining, fake_ranks
 from pcmepp_openclip.host.loss import pcmepp_loss
 from pcmepp_openclip.models.pcmepp import ProbabilisticModel
 
 from . import results
+from .fake_cuda import fake_cuda
 from .flops import shape_only
 from .traffic import Traffic
 from .twins import PREFIX
@@ -90,7 +90,7 @@ def features(model: Any, batch_size: int, dim: int) -> dict[str, Tensor]:
     """What the model gives to its loss, as fake tensors."""
 
     def leaf(*shape: int) -> Tensor:
-        return torch.empty(shape).requires_grad_()
+        return torch.empty(shape, device="cuda").requires_grad_()
 
     out = {name: leaf(batch_size, dim) for name in ("image_features", "text_features")}
     if isinstance(model, ProbabilisticModel):
@@ -100,7 +100,7 @@ def features(model: Any, batch_size: int, dim: int) -> dict[str, Tensor]:
 
 
 def loss_cost(model: Any, batch_size: int, ranks: int, dim: int) -> LossCost:
-    with fake_ranks(ranks), FakeTensorMode():
+    with fake_ranks(ranks), fake_cuda():
         given, loss = features(model, batch_size, dim), loss_of(model, ranks)
         with Traffic() as traffic:
             torch.stack(list(loss(**given, output_dict=True).values())).sum().backward()

@@ -13,7 +13,7 @@ FILLS = ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_f
 class Traffic(TorchDispatchMode):
     """Counts while it is entered, on fake tensors and within `fake_ranks`.
 
-        >>> with fake_ranks(64), FakeTensorMode(), Traffic() as traffic:
+        >>> with fake_ranks(64), fake_cuda(), Traffic() as traffic:
         ...     loss(**features).backward()
         >>> [each.kind for each in traffic.collectives]
 

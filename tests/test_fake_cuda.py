@@ -7,12 +7,12 @@ tensors either. See docs/gpus.md.
 import open_clip
 import pytest
 import torch
-from fake_cuda import fake_cuda, fused_attention, to_cuda
 from fake_training import ANSWERS, MODEL, arguments, model_on_meta, train, validate
 from host_waits import HostWaits
 from torch._subclasses.fake_tensor import FakeTensorDeviceMismatchError
 from torch.utils._python_dispatch import _disable_current_modes
 
+from benchmarks.fake_cuda import fake_cuda, fused_attention, to_cuda
 from pcmepp_openclip.evaluation import encode
 
 TINY = "PCMEpp-tiny"

@@ -1,13 +1,13 @@
 """The Python autograd engine for fake CUDA tensors against torch's own: the same gradients where there are numbers."""
 
-import fake_cuda as fake
 import open_clip
 import pytest
 import torch
-from fake_cuda import fake_cuda, to_cuda
 from fake_training import model_on_meta
 from helpers import assert_same_gradients, make_batch, make_model
 
+from benchmarks import fake_cuda as fake
+from benchmarks.fake_cuda import fake_cuda, to_cuda
 from pcmepp_openclip import PCMEppLoss
 
 TINY = "PCMEpp-tiny"

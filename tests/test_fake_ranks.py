@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from fake_cuda import fake_cuda
 from fake_training import arguments, hooks_of
 from open_clip import ClipLoss
 
+from benchmarks.fake_cuda import fake_cuda
 from benchmarks.traffic import Traffic
 from pcmepp_openclip import PCMEppLoss
 from pcmepp_openclip.forecast.counts import Collective

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from benchmarks.measure import alone
 from benchmarks.step import peak
 from pcmepp_openclip.forecast.counts import BLOCK, LiveBytes
-from pcmepp_openclip.forecast.step import FakeTraining, card_norm, step_memory
+from pcmepp_openclip.forecast.step import FakeTraining, as_on_a_card, step_memory
 from pcmepp_openclip.host.loss import pcmepp_loss
 
 TINY = "PCMEpp-tiny"
@@ -68,7 +68,7 @@ def test_attention_holds_no_matrix_of_all_pairs_of_tokens(dtype, masked):
 
 def test_norms_under_autocast_are_those_of_a_card():
     """In fp32, also where they are computed again for the backward pass."""
-    with FakeTensorMode(), card_norm(), torch.autocast("cpu", torch.bfloat16):
+    with FakeTensorMode(), as_on_a_card(), torch.autocast("cpu", torch.bfloat16):
         norm, x = nn.LayerNorm(8), torch.empty(4, 8, dtype=torch.bfloat16, requires_grad=True)
         out = checkpoint(norm, x, use_reentrant=False)
         assert out.dtype == torch.float32

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from ..distances import tiles
 from ..host.loss import pcmepp_loss
 from ..host.towers import pair
 from ..models.pcmepp import ProbabilisticModel
@@ -138,15 +139,15 @@ class StepCosts:
 
 
 @contextlib.contextmanager
-def card_norm() -> Iterator[None]:
-    """Within it, autocast computes layer norms in fp32, as it does on a card, which keeps their inputs in fp32 for the
-    backward pass. On a CPU it computes them in half precision."""
+def as_on_a_card() -> Iterator[None]:
+    """Within it, the CPU does what it would otherwise do in another way than a card: autocast computes layer norms in
+    fp32, which keeps their inputs in fp32 for the backward pass, and the loss takes larger tiles."""
     plain = F.layer_norm
 
     def layer_norm(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return plain(x.float() if torch.is_autocast_enabled("cpu") else x, *args, **kwargs)
 
-    with mock.patch.object(F, "layer_norm", layer_norm):
+    with mock.patch.object(F, "layer_norm", layer_norm), mock.patch.dict(tiles.CHUNK, cpu=tiles.CHUNK["cuda"]):
         yield
 
 
@@ -203,7 +204,7 @@ class FakeTraining:
 
     @contextlib.contextmanager
     def _fake(self) -> Iterator[None]:
-        with fake_ranks(self.ranks), self._mode, self.counter, card_norm():
+        with fake_ranks(self.ranks), self._mode, self.counter, as_on_a_card():
             yield
 
 
