@@ -22,15 +22,14 @@ import open_clip
 import torch
 from torch import Tensor, nn
 
-from pcmepp_openclip.forecast.fake_cuda import fake_cuda
-from pcmepp_openclip.forecast.fake_ranks import fake_ranks
-from pcmepp_openclip.forecast.memory import FakeTraining
-from pcmepp_openclip.forecast.traffic import Traffic
+from pcmepp_openclip.forecast.step import FakeTraining, fake_ranks
 from pcmepp_openclip.host.loss import pcmepp_loss
 from pcmepp_openclip.models.pcmepp import ProbabilisticModel
 
 from . import results
+from .fake_cuda import fake_cuda
 from .flops import shape_only
+from .traffic import Traffic
 from .twins import PREFIX
 
 PRECISIONS = ("fp32", "amp", "amp_bf16", "bf16", "pure_bf16")

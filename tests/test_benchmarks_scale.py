@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks import scale
-from pcmepp_openclip.forecast.memory import step_memory
+from pcmepp_openclip.forecast.step import step_memory
 
 SMALL, DIM = "vit", 64  # see `kinds.py`
 

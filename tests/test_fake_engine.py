@@ -6,9 +6,9 @@ import torch
 from fake_training import model_on_meta
 from helpers import assert_same_gradients, make_batch, make_model
 
+from benchmarks import fake_cuda as fake
+from benchmarks.fake_cuda import fake_cuda, to_cuda
 from pcmepp_openclip import PCMEppLoss
-from pcmepp_openclip.forecast import fake_cuda as fake
-from pcmepp_openclip.forecast.fake_cuda import fake_cuda, to_cuda
 
 TINY = "PCMEpp-tiny"
 ENGINE = torch.Tensor.backward

@@ -13,10 +13,11 @@ import torch.distributed as dist
 from fake_training import arguments, hooks_of
 from open_clip import ClipLoss
 
+from benchmarks.fake_cuda import fake_cuda
+from benchmarks.traffic import Traffic
 from pcmepp_openclip import PCMEppLoss
-from pcmepp_openclip.forecast.fake_cuda import fake_cuda
-from pcmepp_openclip.forecast.fake_ranks import fake_ranks
-from pcmepp_openclip.forecast.traffic import Collective, Traffic
+from pcmepp_openclip.forecast.counts import Collective
+from pcmepp_openclip.forecast.step import fake_ranks
 
 D, FLOAT = 512, 4
 RANKS = [2, 64, 1024]

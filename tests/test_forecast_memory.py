@@ -4,28 +4,28 @@ import open_clip
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
 from benchmarks.measure import alone
 from benchmarks.step import peak
-from pcmepp_openclip.forecast.attention import fused_attention
-from pcmepp_openclip.forecast.fake_cuda import fake_cuda
-from pcmepp_openclip.forecast.live_bytes import BLOCK, LiveBytes
-from pcmepp_openclip.forecast.memory import FakeTraining, step_memory
+from pcmepp_openclip.forecast.counts import BLOCK, LiveBytes
+from pcmepp_openclip.forecast.step import FakeTraining, as_on_a_card, step_memory
 from pcmepp_openclip.host.loss import pcmepp_loss
 
 TINY = "PCMEpp-tiny"
 
 
 def test_a_count_by_hand():
-    with fake_cuda(), LiveBytes("cuda") as memory:
-        a = torch.empty(1024, dtype=torch.float32, device="cuda")
+    with FakeTensorMode(), LiveBytes() as memory:
+        a = torch.empty(1024, dtype=torch.float32)
         assert memory.now == 4096
         b = a.view(2, 512)[0]  # no storage of its own
         assert memory.now == 4096
         del a
         assert memory.now == 4096
-        c = torch.empty(1, device="cuda")
-        torch.empty(10**6, device="cpu")
+        c = torch.empty(1)
+        torch.empty(10**6, device="meta")
         assert memory.now == 4096 + BLOCK
         del b
         assert (memory.now, memory.peak) == (BLOCK, 4096 + BLOCK)
@@ -36,8 +36,8 @@ def test_a_count_by_hand():
 
 def test_what_is_saved_for_the_backward_pass_is_dropped_on_the_way():
     """Of a chain of squares, each saves its input: at the end of the backward pass two gradients are left."""
-    with fake_cuda(), LiveBytes("cuda") as memory:
-        x = leaf = torch.empty(256, device="cuda", requires_grad=True)
+    with FakeTensorMode(), LiveBytes() as memory:
+        x = leaf = torch.empty(256, requires_grad=True)
         for _ in range(10):
             x = x.square()
         loss = x.sum()
@@ -53,10 +53,10 @@ def test_what_is_saved_for_the_backward_pass_is_dropped_on_the_way():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_holds_no_matrix_of_all_pairs_of_tokens(dtype, masked):
     length, batch, width = 1024, 2, 64
-    with fake_cuda(), fused_attention(), LiveBytes("cuda") as memory:
-        attention = nn.MultiheadAttention(width, 4, batch_first=True, device="cuda", dtype=dtype)
-        x = torch.empty(batch, length, width, device="cuda", dtype=dtype, requires_grad=True)
-        mask = torch.empty(length, length, device="cuda", dtype=dtype) if masked else None
+    with FakeTensorMode(), LiveBytes() as memory:
+        attention = nn.MultiheadAttention(width, 4, batch_first=True, dtype=dtype)
+        x = torch.empty(batch, length, width, dtype=dtype, requires_grad=True)
+        mask = torch.empty(length, length, dtype=dtype) if masked else None
         memory.restart()
         before = memory.now
         out, _ = attention(x, x, x, need_weights=False, attn_mask=mask)
@@ -64,16 +64,23 @@ def test_attention_holds_no_matrix_of_all_pairs_of_tokens(dtype, masked):
         out.sum().backward()
         assert x.grad is not None and x.grad.dtype == dtype
         assert memory.peak - before < batch * 4 * length**2 * dtype.itemsize / 2
-        with torch.autocast("cuda", torch.bfloat16):
-            q = torch.empty(1, 4, 16, 8, device="cuda")
-            assert nn.functional.scaled_dot_product_attention(q, q, q).dtype == torch.bfloat16
+
+
+def test_norms_under_autocast_are_those_of_a_card():
+    """In fp32, also where they are computed again for the backward pass."""
+    with FakeTensorMode(), as_on_a_card(), torch.autocast("cpu", torch.bfloat16):
+        norm, x = nn.LayerNorm(8), torch.empty(4, 8, dtype=torch.bfloat16, requires_grad=True)
+        out = checkpoint(norm, x, use_reentrant=False)
+        assert out.dtype == torch.float32
+        out.sum().backward()
+    assert x.grad is not None and x.grad.dtype == torch.bfloat16
 
 
 def forecast_on_cpu(name, batch):
     with torch.device("meta"):
         model = open_clip.create_model(name, device="meta", output_dict=True)
     loss = pcmepp_loss(model.pcmepp_cfg) if name == TINY else open_clip.ClipLoss()
-    return FakeTraining(model, loss, precision="fp32", device="cpu").measure(batch).memory
+    return FakeTraining(model, loss, precision="fp32").measure(batch).memory
 
 
 def test_it_is_what_a_real_step_takes_on_a_cpu():

@@ -25,9 +25,9 @@ from slow_gpo import slow_token_pool
 
 from pcmepp_openclip import PCMEppCfg
 from pcmepp_openclip.models.convert import to_clip
-from pcmepp_openclip.models.dropping import kept_tokens
 from pcmepp_openclip.models.export import export_model
 from pcmepp_openclip.models.fingerprint import bank_fingerprint
+from pcmepp_openclip.models.gpo import kept_tokens
 from pcmepp_openclip.models.labelled import LabelledImages
 from pcmepp_openclip.training import command as train
 

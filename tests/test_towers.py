@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from pcmepp_openclip.host.towers import Stack
-from pcmepp_openclip.models.attention import single_query_attention
+from pcmepp_openclip.models.branch import single_query_attention
 from pcmepp_openclip.models.split import pool_last_block
 
 N, L, C, HEADS = 5, 11, 24, 4

@@ -1,7 +1,6 @@
 """What a run will need, found without a GPU.
 
-`fake_cuda` makes CUDA tensors that hold no numbers, `fake_ranks` a group of ranks, and `attention` the kernels of a
-card. On them `step` trains while `live_bytes`, `flops`, `wire` and `traffic` count, and `memory` has the peak of a
-rank. `batch_sizes` finds those that fit; `cards` and `hosts` know what machines have; `report` writes
-it all for a dry run, and `line` one sentence for an error.
+`step` trains on fake tensors of the CPU, alone or as a rank of a group that does not exist, while `counts` has the
+memory, the FLOPs and the collectives. `machines` knows what cards and machines have and which batch sizes fit them;
+`report` writes it all for a dry run, and one sentence for an error.
 """

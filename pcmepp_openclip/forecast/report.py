@@ -1,6 +1,15 @@
-"""The forecast as rows of a dry run: what a card, a machine, the network and the clock will see."""
+"""The forecast as rows of a dry run, and as one sentence for an error that says that a GPU is out of memory.
 
+A rank of a run belongs to a group of ranks already, so that the forecast for an error is made by a new process:
+
+    python -m pcmepp_openclip.forecast.report < ARGUMENTS
+"""
+
+import copy
 import functools
+import os
+import pickle
+import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
@@ -9,18 +18,19 @@ from typing import Any
 
 from torch import nn
 
-from . import hosts
-from .batch_sizes import largest
-from .cards import CARDS, CONTEXT, SIZES, UTILISATION, samples_per_second
-from .memory import FakeTraining, StepCosts, StepMemory
+from . import machines
+from .machines import CARDS, CONTEXT, SIZES, UTILISATION, largest, samples_per_second
+from .step import FakeTraining, StepCosts, StepMemory
 
 Rows = Iterator[tuple[str, str]]
+TIMEOUT = 25  # seconds; torchrun ends a rank 30 s after the others have failed
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
 ENOUGH = 64  # at a smaller batch, the peak may be at the update of the weights, and not grow with the batch
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked of a run; the names are those of flags.
+    """The settings of a run that a forecast depends on; the names are those of flags.
 
     Arguments:
         samples: of the whole run, on all ranks.
@@ -42,7 +52,7 @@ class Plan:
 
 
 def rows(plan: Plan, model: Any, loss: nn.Module) -> Rows:
-    """(name, text) of each row. A model that cannot be forecast has a row that says so.
+    """Yield (name, text) of each row. A model that cannot be forecast has a row that says so.
 
     Arguments:
         model: on the device "meta"; it is used up.
@@ -73,7 +83,7 @@ def rows(plan: Plan, model: Any, loss: nn.Module) -> Rows:
 
 
 def _memory(plan: Plan, training: FakeTraining, costs: StepCosts) -> Rows:
-    """The peak of the run as it is planned and with checkpointing switched over, and the batch sizes that fit."""
+    """Yield the peak of the run as it is planned and with checkpointing switched over, and the batch sizes that fit."""
     on, peaks = plan.grad_checkpointing, {plan.grad_checkpointing: costs.memory}
 
     def peak(checkpointed: bool, batch_size: int) -> int:
@@ -95,15 +105,15 @@ def _memory(plan: Plan, training: FakeTraining, costs: StepCosts) -> Rows:
 
 
 def _host(plan: Plan) -> Rows:
-    node = hosts.node(plan.ranks, plan.workers, plan.batch_size, plan.image_size, plan.context_length)
-    free = [_free(hosts.free_shared_memory()), _free(hosts.free_memory())]
+    node = machines.node(plan.ranks, plan.workers, plan.batch_size, plan.image_size, plan.context_length)
+    free = [_free(machines.free_shared_memory()), _free(machines.free_memory())]
     yield (
         "machine",
         f"of {node.ranks} rank{'s' * (node.ranks > 1)} with {plan.workers} workers each: {_size(node.shared)} in "
         f"/dev/shm and about {_size(node.memory)} of memory; this one has {free[0]} and {free[1]} free",
     )
-    soft, hard = hosts.file_limits()
-    files = hosts.open_files(plan.ranks, plan.workers)
+    soft, hard = machines.file_limits()
+    files = machines.open_files(plan.ranks, plan.workers)
     short = "; raise it: ulimit -n" if files > hard else ""
     allowed, most = ("any number" if limit == sys.maxsize else f"{limit:,}" for limit in (soft, hard))
     yield "open files", f"about {files:,} in each rank; this machine allows {allowed}, at most {most}{short}"
@@ -171,3 +181,53 @@ def _number(value: float) -> str:
 def _reason(error: Exception) -> str:
     words = str(error).strip().splitlines() or [type(error).__name__]
     return f"{words[0][:200].rstrip('.')}."
+
+
+def forecast_line(args: Any) -> str | None:
+    """Return the sentence for the arguments of a run, or None where nothing can be forecast.
+
+    Arguments:
+        args: those of `pcmepp train`, with `world_size`.
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
+    environment["CUDA_VISIBLE_DEVICES"] = ""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pcmepp_openclip.forecast.report"],
+            input=pickle.dumps(vars(args)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            timeout=TIMEOUT,
+        )
+    except (OSError, subprocess.TimeoutExpired, pickle.PicklingError, TypeError, AttributeError):
+        return None
+    return done.stdout.decode().strip() or None if done.returncode == 0 else None
+
+
+def sentence(args: Any) -> str:
+    """Return the sentence, in a process that is no rank; any error where nothing can be forecast."""
+    from ..host import flags
+
+    if reason := flags.not_forecast(args):
+        raise ValueError(reason)
+    args = copy.copy(args)
+    args.rank = 0
+    model = flags.model_without_weights(args)
+    if args.lora:
+        model.add_lora(args.lora)
+    training = FakeTraining(model, flags.planned_loss(args), precision=args.precision, ranks=args.world_size)
+    here, saved = (
+        training.measure(args.batch_size, args.accum_freq, on).memory for on in (args.grad_checkpointing, True)
+    )
+    text = (
+        f"By forecast a rank needs {here.peak / 1e9:.1f} GB at --batch-size {args.batch_size}, of which "
+        f"{here.activations / 1e9:.1f} GB grow with it, and a card {CONTEXT / 1e9:.1f} GB and 5 to 10 % more"
+    )
+    return f"{text}." if args.grad_checkpointing else f"{text}; with --grad-checkpointing {saved.peak / 1e9:.1f} GB."
+
+
+if __name__ == "__main__":
+    from argparse import Namespace
+
+    print(sentence(Namespace(**pickle.load(sys.stdin.buffer))))

@@ -1,12 +1,27 @@
-"""A training step of open_clip's loop on fake tensors."""
+"""A training step of open_clip's loop on fake tensors: what it takes of a rank's GPU, and what the rank sends.
+
+The tensors are fake ones of the CPU, which have shapes and no numbers. What a card needs beyond them is not counted:
+the CUDA context and its libraries, workspaces of kernels, and the fragments that the caching allocator leaves.
+"""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
+import open_clip
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ..distances import tiles
+from ..host.loss import pcmepp_loss
+from ..host.towers import pair
+from ..models.pcmepp import ProbabilisticModel
+from .counts import Collective, StepCounter
 
 AUTOCAST = {"amp": torch.float16, "amp_bf16": torch.bfloat16, "amp_bfloat16": torch.bfloat16}
 SHARED = ("logit_scale", "logit_bias")  # of a model's output: one value for all samples
@@ -15,7 +30,7 @@ INPUT = {"bf16": torch.bfloat16, "pure_bf16": torch.bfloat16, "fp16": torch.floa
 
 @dataclass
 class TrainingStep:
-    """The steps of a run, to be called within `fake_cuda` and, on more ranks than one, `fake_ranks`.
+    """The steps of a run, to be called within a `FakeTensorMode` and, on more ranks than one, `fake_ranks`.
 
     Arguments:
         model: with fake tensors, in the dtype of its --precision.
@@ -23,7 +38,6 @@ class TrainingStep:
         precision: a value of --precision.
         image_size: [height, width] of images.
         context_length: tokens of a text; a step has texts of the full length.
-        device: of the fake tensors.
     """
 
     model: Any
@@ -32,16 +46,15 @@ class TrainingStep:
     precision: str
     image_size: tuple[int, int]
     context_length: int
-    device: str = "cuda"
 
     def make_state(self) -> None:
-        """The state of the optimizer, which a run has after its first step."""
+        """Make the state of the optimizer, which a run has after its first step."""
         self._make_gradients()
         self.optimizer.step()
         self.optimizer.zero_grad()
 
     def __call__(self, batch_size: int, accum_freq: int, after_forward: Callable[[], None]) -> None:
-        """One step. Gradients are left, as between the end of a step and the start of the next.
+        """Train for one step. Gradients are left, as between the end of a step and the start of the next.
 
         Of `accum_freq` batches, which take the same memory each, one is computed that finds the gradients of another.
         """
@@ -56,7 +69,7 @@ class TrainingStep:
         self.optimizer.step()
 
     def _loss(self, images: Tensor, texts: Tensor, others: int) -> Tensor:
-        """Of the features of this batch and of so many others, which open_clip has computed before."""
+        """Return the loss of the features of this batch and of so many others, which open_clip has computed before."""
         with self._autocast():
             out = self.model(images, texts)
             if others:
@@ -72,10 +85,186 @@ class TrainingStep:
 
     def _autocast(self) -> Any:
         dtype = AUTOCAST.get(self.precision)
-        return torch.autocast(self.device, dtype) if dtype else contextlib.nullcontext()
+        return torch.autocast("cpu", dtype) if dtype else contextlib.nullcontext()
 
     def _images(self, count: int) -> Tensor:
-        return torch.empty(count, 3, *self.image_size, dtype=INPUT.get(self.precision), device=self.device)
+        return torch.empty(count, 3, *self.image_size, dtype=INPUT.get(self.precision))
 
     def _texts(self, count: int) -> Tensor:
-        return torch.zeros(count, self.context_length, dtype=torch.long, device=self.device)
+        return torch.zeros(count, self.context_length, dtype=torch.long)
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes at the moment of the peak, whose parts add up to it.
+
+    Arguments:
+        weights: parameters and buffers.
+        gradients: those that exist at the peak: few of them where it is at the start of the backward pass.
+        optimizer: its state.
+        buckets: DDP's copy of the gradients; none on a single rank.
+        activations: all else: what is saved for the backward pass, the batch, the loss and temporary tensors.
+    """
+
+    peak: int
+    weights: int
+    gradients: int
+    optimizer: int
+    buckets: int
+    activations: int
+
+    @property
+    def at_update(self) -> int:
+        """Return the memory when AdamW updates the weights: it has two numbers per gradient, and takes a third."""
+        return self.weights + 2 * self.optimizer + self.buckets
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """The costs of a step on one rank.
+
+    Arguments:
+        flops: of one batch, forward and backward; --accum-freq batches make a step.
+        forward_flops: of its forward pass alone, which --accum-freq repeats.
+        collectives, sent: of the loss of one batch: their number, and the bytes that the rank sends for them.
+        reduced: bytes that the rank sends for DDP's mean of the gradients, once per step.
+    """
+
+    memory: StepMemory
+    flops: int
+    forward_flops: int
+    collectives: int
+    sent: int
+    reduced: int
+
+
+@contextlib.contextmanager
+def as_on_a_card() -> Iterator[None]:
+    """Within it, the CPU does what it would otherwise do in another way than a card: autocast computes layer norms in
+    fp32, which keeps their inputs in fp32 for the backward pass, and the loss takes larger tiles."""
+    plain = F.layer_norm
+
+    def layer_norm(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return plain(x.float() if torch.is_autocast_enabled("cpu") else x, *args, **kwargs)
+
+    with mock.patch.object(F, "layer_norm", layer_norm), mock.patch.dict(tiles.CHUNK, cpu=tiles.CHUNK["cuda"]):
+        yield
+
+
+class FakeTraining:
+    """Steps of one model, to be measured at several batch sizes, with and without checkpointing.
+
+    Arguments:
+        model: on the device "meta", giving a dict; its tensors are replaced.
+        loss: for `ranks` ranks.
+        precision: a value of --precision.
+
+    The optimizer is AdamW as open_clip makes it, which on a GPU takes one more copy of the gradients for a moment.
+    """
+
+    def __init__(self, model: Any, loss: nn.Module, *, precision: str, ranks: int = 1):
+        self.model, self.ranks = model, ranks
+        self.counter = StepCounter()
+        self._mode = FakeTensorMode(allow_non_fake_inputs=False)
+        with self._fake():
+            self.trained = [p for p in to_fake(model.train()).parameters() if p.requires_grad]
+            optimizer = torch.optim.AdamW(self.trained, foreach=True)
+            height, width = pair(model.visual.image_size)
+            self.step = TrainingStep(model, loss, optimizer, precision, (height, width), model.context_length)
+            self.step.make_state()
+
+    def measure(self, batch_size: int, accum_freq: int = 1, grad_checkpointing: bool = False) -> StepCosts:
+        self.model.set_grad_checkpointing(grad_checkpointing)
+        counter, optimizer = self.counter, self.step.optimizer
+        with self._fake():
+            optimizer.zero_grad()
+            counter.restart()
+            self.step(batch_size, accum_freq, counter.after_forward)
+            state = [x for values in optimizer.state.values() for x in values.values() if isinstance(x, torch.Tensor)]
+            gradients = [p.grad for p in self.trained if p.grad is not None]
+            weights = counter.bytes_of([*self.model.parameters(), *self.model.buffers()])
+            copy, kept = counter.bytes_of(gradients), counter.bytes_of(state)
+            at_peak = counter.bytes_of(gradients, at_peak=True)
+        buckets = copy if self.ranks > 1 else 0
+        return StepCosts(
+            StepMemory(
+                peak=counter.peak + buckets,
+                weights=weights,
+                gradients=at_peak,
+                optimizer=kept,
+                buckets=buckets,
+                activations=counter.peak - weights - at_peak - kept,
+            ),
+            flops=counter.flops,
+            forward_flops=counter.forward_flops,
+            collectives=len(counter.collectives),
+            sent=sum(each.sent(self.ranks) for each in counter.collectives),
+            reduced=Collective("all_reduce", copy, "cuda").sent(self.ranks),
+        )
+
+    @contextlib.contextmanager
+    def _fake(self) -> Iterator[None]:
+        with fake_ranks(self.ranks), self._mode, self.counter, as_on_a_card():
+            yield
+
+
+def step_memory(
+    model: str,
+    batch_size: int,
+    *,
+    precision: str = "amp",
+    accum_freq: int = 1,
+    grad_checkpointing: bool = False,
+    ranks: int = 1,
+) -> StepMemory:
+    """Return the memory of a rank in a training step of the model of that name, all of whose parameters are trained.
+
+    Arguments:
+        batch_size, precision, accum_freq, grad_checkpointing: the flags of these names.
+
+    Plain models have open_clip's loss with --local-loss and --gather-with-grad.
+    """
+    with torch.device("meta"):
+        built = open_clip.create_model(
+            model, precision=precision, device="meta", output_dict=True, pretrained_text=False
+        )
+    loss: nn.Module = open_clip.ClipLoss(local_loss=True, gather_with_grad=True, world_size=ranks)
+    if isinstance(built, ProbabilisticModel):
+        loss = pcmepp_loss(built.pcmepp_cfg, world_size=ranks)
+    training = FakeTraining(built, loss, precision=precision, ranks=ranks)
+    return training.measure(batch_size, accum_freq, grad_checkpointing).memory
+
+
+@contextlib.contextmanager
+def fake_ranks(ranks: int) -> Iterator[None]:
+    """Within it, this process is rank 0 of a group that says that it is NCCL's; of no group for a single rank."""
+    if ranks == 1:
+        yield
+        return
+    if dist.is_initialized():
+        raise ValueError("This process is a rank of a run already.")
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
+
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    try:
+        with mock.patch.object(dist, "get_backend", lambda *_, **__: "nccl"):
+            yield
+    finally:
+        dist.destroy_process_group()
+
+
+def to_fake(model: nn.Module, device: str = "cpu") -> nn.Module:
+    """Put fake tensors in the place of a model's own, which may be on the device "meta", and return the model."""
+    moved: dict[int, Tensor] = {}
+    for module in model.modules():
+        owners: tuple[dict[str, Any], ...] = module._parameters, module._buffers
+        for tensors in owners:
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    tensors[name] = moved.setdefault(id(tensor), _fake(tensor, device))
+    return model
+
+
+def _fake(tensor: Tensor, device: str) -> Tensor:
+    new = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+    return nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new

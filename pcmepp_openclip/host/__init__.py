@@ -3,11 +3,10 @@
 - `seams`: every name of open_clip that is replaced or relied on. `registration`: how the plugin gets in. `names`: the
   names of PCME++ models.
 - `towers`: the towers of open_clip's models, one kind per file. `loss`: what `create_loss` builds.
-- `repos`: how open_clip finds models. `config_check`: validates configs from the Hub and local folders, with
-  `config_values` and `config_towers`. `weights`: reads weight files.
+- `repos`: how open_clip finds models. `config_check`: validates configs from the Hub and local folders. `weights`:
+  reads weight files. `tokenizers`: their files, and what their ids are for.
 - `training`: runs the `main` of `trainer`. `calls`: the calls of its loop. `parallel`: its DDP. `data`: what it expects
-  of a dataset. `tokenizers`: what their ids are for. `flags`: what is read from its command line. `published`: the
-  flags that may be published.
+  of a dataset. `flags`: what is read from its command line. `published`: the flags that may be published.
 
 Public, documented names of open_clip may be used anywhere, by `import open_clip`; its submodules, names
 with an underscore, and names replaced in its modules only here. Importing this folder fails at once if the installed
@@ -19,6 +18,6 @@ from . import seams
 seams.check_version()
 seams.check_names(*seams.LIBRARY, *seams.USED)
 
-from .repos import never_ask  # noqa: E402  after the check
+from .tokenizers import never_ask  # noqa: E402  after the check
 
 __all__ = ["never_ask"]

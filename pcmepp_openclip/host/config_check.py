@@ -1,40 +1,79 @@
-"""Configs of others, checked before anything is built from them: known keys, plain values, sizes that fit a machine.
+"""Configs of others, checked before any memory is spent on them: known keys, plain values, a model that can be run.
 
-A config names sizes and choices. It must not name code, files, or repos of anyone's choice: what open_clip would make
-of such keys (arguments for a tokenizer's loader, a timm or Hugging Face model that no config of open_clip's own names)
-is refused. What passes can be built and run, in a bounded amount of memory; tests/test_fuzz_config.py holds it to that.
-
-`config_values` are the values by themselves, `config_towers` the towers.
+A config names sizes and choices. It must not name code, files, or repos of anyone's choice: such keys (arguments for a
+tokenizer's loader, a timm or Hugging Face model that no config of open_clip's own names) are refused. Whether the rest
+fits together is what open_clip, timm and torch say when the model is built and run on the device "meta", where sizes
+cost nothing. Only numbers that make modules, or steps of a loop, have bounds of their own that are checked before.
+tests/test_fuzz_config.py holds it to that.
 """
 
+import contextlib
+import copy
 import dataclasses
+import functools
+import json
+import math
 import os
+import typing
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
+import open_clip
+import torch
+from open_clip import factory
 from open_clip.model import CLIPTextCfg, CLIPVisionCfg
 from open_clip.transform import PreprocessCfg
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from ..config import PCMEppCfg
 from ..system.redact import printable
-from .config_towers import check_text, check_vision, parse_tower, unknown_name
-from .config_values import (
-    CHOICES,
-    MAX_VALUES,
-    RANGES,
-    TOKENIZER_KEYS,
-    check_keys,
-    check_value,
-    is_number,
-    is_whole,
-    pair,
-)
-from .towers import check_towers
+from ..system.text import did_you_mean
+from .towers import pair
 
-MODEL_KEYS = (
-    *("embed_dim", "vision_cfg", "text_cfg", "pcmepp_cfg", "custom_text"),
-    *("quick_gelu", "init_logit_scale", "init_logit_bias", "nonscalar_logit_scale"),
-)
+MODEL_KEYS: dict[str, Any] = {
+    "embed_dim": int,
+    "vision_cfg": dict,
+    "text_cfg": dict,
+    "pcmepp_cfg": dict,
+    "custom_text": bool,
+    "quick_gelu": bool,
+    "init_logit_scale": float,
+    "init_logit_bias": float | None,
+    "nonscalar_logit_scale": bool,
+}
+PARTS: dict[str, dict[str, Any]] = {  # keys of objects within the block of a tower
+    "act_kwargs": {"approximate": str},
+    "norm_kwargs": {"eps": float},
+    "tokenizer_kwargs": {"clean": str, "strip_sep_token": bool, "language": str | None},
+}
+NAMES = ("timm_model_name", "hf_model_name")
+NULLABLE = ("patch_size", "timm_proj")  # open_clip's own configs have null there against the types of its classes
+CHOICES = {  # what nothing that is built here reads
+    "interpolation": ("bicubic", "bilinear", "random"),
+    "resize_mode": ("shortest", "longest", "squash"),
+    "mode": ("RGB",),
+    "tokenizer_mode": (None, "", "clips"),
+    "clean": ("whitespace", "lower", "canonicalize"),
+}
+RANGES = {  # beyond these, outputs are not finite
+    "ls_init_value": (-1e3, 1e3),
+    "eps": (1e-12, 1),
+    "init_logit_scale": (-20, 20),
+    "init_logit_bias": (-1e4, 1e4),
+    "init_logvar_bias": (-80, 80),
+    "init_match_scale": (1e-6, 1e6),
+    "init_match_shift": (-1e6, 1e6),
+}
+MAX_LAYERS = 256
+MAX_LENGTH = 8192  # tokens of a text
+MAX_LENGTH_HUGGING_FACE = 512  # RoBERTa, the shortest of them, has positions for so many
+MAX_SIDE = 2048  # pixels
+MAX_PATCHES = 2**14
 MAX_PARAMETERS = 8e9  # open_clip's largest model, EVA02-E-14-plus, has 5.0e9
+MAX_ACTIVATIONS = 2**28  # numbers of one tensor, for one image and one text
 
 
 class ConfigRefused(ValueError):
@@ -42,97 +81,249 @@ class ConfigRefused(ValueError):
 
 
 def check_config(config: Any, where: str) -> None:
-    """ConfigRefused unless `config`, the content of an `open_clip_config.json`, is sound and of a PCME++ model.
+    """Raise ConfigRefused unless `config`, the content of an `open_clip_config.json`, is sound and of a PCME++ model.
 
     Arguments:
         where: what the message calls it, such as hf-hub:org/name.
     """
-    try:
-        _check(config)
-    except (ValueError, ArithmeticError) as error:
-        raise ConfigRefused(f"The config of {where} is refused: {printable(str(error)[:300])}") from None
+    with _refusals(where):
+        check_keys(config, ("model_cfg", "preprocess_cfg"), "it")
+        model = config.get("model_cfg")
+        _check_block(model, MODEL_KEYS, "model_cfg")
+        for key in ("embed_dim", "vision_cfg", "text_cfg", "pcmepp_cfg"):
+            if key not in model:
+                raise ValueError(f"model_cfg lacks '{key}'.")
+        cfg = PCMEppCfg.parse(model["pcmepp_cfg"])
+        _check_ranges(model["pcmepp_cfg"], "pcmepp_cfg")
+        _check_tower(model["vision_cfg"], CLIPVisionCfg, "vision_cfg")
+        _check_tower(model["text_cfg"], CLIPTextCfg, "text_cfg")
+        _check_names(model)
+        _check_loops(CLIPVisionCfg(**model["vision_cfg"]), CLIPTextCfg(**model["text_cfg"]), cfg)
+        parameters = _build_and_run(json.dumps(model, sort_keys=True))
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if 4 * parameters > memory:
+            raise ValueError(f"it would take {4e-9 * parameters:.0f} GB, and this machine has {1e-9 * memory:.0f} GB.")
+        _check_preprocessing(config.get("preprocess_cfg", {}), model["vision_cfg"].get("image_size", 224))
 
 
 def check_plain_config(config: Any, where: str) -> None:
-    """ConfigRefused unless the config of a model of another kind names neither code nor a repo of anyone's choice."""
-    try:
+    """Raise ConfigRefused unless the config of a model of another kind names neither code nor a repo of anyone's
+    choice."""
+    with _refusals(where):
         check_keys(config, ("model_cfg", "preprocess_cfg"), "it")
         if not isinstance(config.get("model_cfg"), dict):
             raise ValueError("it lacks model_cfg, an object.")
         for block in ("vision_cfg", "text_cfg"):
             if not isinstance(config["model_cfg"].get(block), dict):
                 raise ValueError(f"model_cfg lacks {block}, an object.")
-        check_keys(config["model_cfg"]["text_cfg"].get("tokenizer_kwargs") or {}, TOKENIZER_KEYS, "tokenizer_kwargs")
+        tokenizer = config["model_cfg"]["text_cfg"].get("tokenizer_kwargs") or {}
+        check_keys(tokenizer, PARTS["tokenizer_kwargs"], "tokenizer_kwargs")
         _check_names(config["model_cfg"])
         _check_preprocessing(config.get("preprocess_cfg", {}))
-    except (ValueError, ArithmeticError) as error:
-        raise ConfigRefused(f"The config of {where} is refused: {printable(str(error)[:300])}") from None
 
 
-def _check(config: Any) -> None:
-    check_keys(config, ("model_cfg", "preprocess_cfg"), "it")
-    model = config.get("model_cfg")
-    check_keys(model, MODEL_KEYS, "model_cfg")
-    for key in ("embed_dim", "vision_cfg", "text_cfg", "pcmepp_cfg"):
-        if key not in model:
-            raise ValueError(f"model_cfg lacks '{key}'.")
-    cfg = PCMEppCfg.parse(model["pcmepp_cfg"])
-    for key, value in model["pcmepp_cfg"].items():
-        if key in RANGES or key in MAX_VALUES:
-            check_value(key, value, "pcmepp_cfg")
-    vision = parse_tower(model["vision_cfg"], CLIPVisionCfg, "vision_cfg")
-    text = parse_tower(model["text_cfg"], CLIPTextCfg, "text_cfg")
-    for key, value in model.items():
-        if not key.endswith("_cfg"):
-            check_value(key, value, "model_cfg", bool)
-    _check_names(model)
-    _check_together(model, vision, text, cfg)
-    _check_preprocessing(config.get("preprocess_cfg", {}), vision.image_size)
+def build_on_meta(model_cfg: dict) -> Any:
+    """Return a model of that config on the device "meta": shapes without memory. No pretrained weights are fetched."""
+    cfg = copy.deepcopy(model_cfg)
+    custom = cfg.pop("custom_text", False) or "hf_model_name" in cfg["text_cfg"]
+    kind = factory.CLIP if not custom else factory.CoCa if "multimodal_cfg" in cfg else factory.CustomTextCLIP
+    cfg["text_cfg"]["hf_model_pretrained"] = cfg["vision_cfg"]["timm_model_pretrained"] = False
+    with torch.device("meta"):
+        return kind(**{**cfg, "output_dict": True})
 
 
-def _check_names(model_cfg: dict) -> None:
-    if unknown := unknown_name(model_cfg):
-        raise ValueError(
-            f"{unknown[0]} names another model, {unknown[1]!r:.60}, that no config of open_clip's has; if you "
-            "trust it, add the config by open_clip.add_model_config."
-        )
+@contextlib.contextmanager
+def _refusals(where: str) -> Iterator[None]:
+    """Make a ConfigRefused, in one sentence, of every error while the context lasts."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ConfigRefused(f"The config of {where} is refused: {printable(reason)[:300]}") from None
 
 
-def _check_together(model: dict, vision: CLIPVisionCfg, text: CLIPTextCfg, cfg: PCMEppCfg) -> None:
-    custom_text = bool(model.get("custom_text") or text.hf_model_name)
-    check_towers(vision, text, cfg.heads, cfg.head_layers, custom_text, cfg.pool)
-    if model.get("quick_gelu") and (vision.act_kwargs or text.act_kwargs):
-        raise ValueError("act_kwargs are for GELU, which a model with quick_gelu does not have.")
-    if cfg.match_logit == "siglip" and model.get("init_logit_bias") is None:
-        raise ValueError("pcmepp_cfg.match_logit 'siglip' needs an init_logit_bias, which model_cfg lacks.")
-    embed_dim = model["embed_dim"]
-    image_size = check_vision(vision, model["vision_cfg"], embed_dim)
-    text_size = check_text(text, model["text_cfg"], embed_dim)
-    if cfg.pool == "gpo":
-        for size, name in ((image_size, "vision_cfg"), (text_size, "text_cfg")):
-            size.check_gpo(name, embed_dim)
-    parameters = image_size.with_branch(cfg.image_head, cfg.head_layers, embed_dim, cfg.pool)
-    parameters += text_size.with_branch(cfg.text_head, cfg.head_layers, embed_dim, cfg.pool)
-    if not parameters <= MAX_PARAMETERS:
-        raise ValueError(
-            f"it would have about {parameters:.2g} parameters, more than the {MAX_PARAMETERS:.0e} allowed."
-        )
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if 4 * parameters > memory:
-        raise ValueError(f"it would take {4e-9 * parameters:.0f} GB, and this machine has {1e-9 * memory:.0f} GB.")
+# Values by themselves.
+
+
+def check_keys(block: Any, keys: Any, name: str) -> None:
+    """Raise ValueError unless it is an object with no other keys than these."""
+    if not isinstance(block, dict):
+        raise ValueError(f"{name} must be an object, not {type(block).__name__}.")
+    for key in block:
+        if key not in keys:
+            hint = did_you_mean(str(key), keys, otherwise=f"known keys: {', '.join(keys)}.")
+            raise ValueError(f"{name} has an unknown key {str(key)[:60]!r}; {hint}")
+
+
+def _check_tower(block: Any, kind: type, name: str) -> None:
+    nullable = {field.name for field in dataclasses.fields(kind) if field.default is None} | set(NULLABLE)
+    types = typing.get_type_hints(kind)
+    _check_block(block, {key: each | None if key in nullable else each for key, each in types.items()}, name)
+    for key in PARTS.keys() & block.keys():
+        if block[key] is not None:
+            _check_block(block[key], PARTS[key], f"{name}.{key}")
+
+
+def _check_block(block: Any, types: dict[str, Any], name: str) -> None:
+    """Raise ValueError unless it is an object with keys of these types."""
+    check_keys(block, types, name)
+    for key, value in block.items():
+        if not _is_of(value, types[key]):
+            raise ValueError(f"{name}.{key} must be {_words(types[key])}, not {value!r:.40}.")
+    _check_ranges(block, name)
+
+
+def _check_ranges(block: dict, name: str) -> None:
+    for key, value in block.items():
+        if key in CHOICES and value not in CHOICES[key]:
+            choices = ", ".join("null" if choice is None else repr(choice) for choice in CHOICES[key])
+            raise ValueError(f"{name}.{key} must be one of {choices}, not {value!r:.40}.")
+        if key in RANGES and value is not None:
+            least, most = RANGES[key]
+            if not least <= value <= most:
+                raise ValueError(f"{name}.{key} must be between {least:g} and {most:g}, not {value!r:.40}.")
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    """Return whether a value of a JSON file is of the type that a dataclass has for it."""
+    options = typing.get_args(kind)
+    if typing.get_origin(kind) is tuple:
+        return isinstance(value, list | tuple) and len(value) == len(options) and all(map(_is_of, value, options))
+    if options:
+        return any(_is_of(value, option) for option in options)
+    return is_number(value) if kind is float else type(value) is kind
+
+
+def _words(kind: Any) -> str:
+    """Return what a user would call the values of a type."""
+    options = typing.get_args(kind)
+    if typing.get_origin(kind) is tuple:
+        return f"a list of {len(options)} whole numbers"
+    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", dict: "an object"}
+    return " or ".join(map(_words, options)) if options else names.get(kind, "null")
+
+
+def is_number(value: Any) -> bool:
+    """Return whether it is a finite number."""
+    return type(value) in (int, float) and abs(value) < math.inf
 
 
 def _check_preprocessing(block: Any, image_size: Any = None) -> None:
     check_keys(block, [field.name for field in dataclasses.fields(PreprocessCfg)], "preprocess_cfg")
-    for key, value in block.items():
-        if key in CHOICES:
-            check_value(key, value, "preprocess_cfg")
-        if key in ("mean", "std"):
-            if not isinstance(value, list) or len(value) != 3 or not all(is_number(x) and abs(x) <= 1e3 for x in value):
-                raise ValueError(f"preprocess_cfg.{key} must be three numbers, not {value!r:.40}.")
-            if key == "std" and not all(x >= 1e-6 for x in value):
-                raise ValueError(f"preprocess_cfg.std must be positive, not {value!r:.40}.")
-        if key == "fill_color" and not (is_whole(value) and 0 <= value <= 255):
-            raise ValueError(f"preprocess_cfg.fill_color must be 0 to 255, not {value!r:.40}.")
-        if key == "size" and image_size is not None and pair(value) != pair(image_size):
-            raise ValueError(f"preprocess_cfg.size {value!r:.40} is not the model's image_size {image_size!r:.40}.")
+    _check_ranges(block, "preprocess_cfg")
+    for key in block.keys() & {"mean", "std"}:
+        value = block[key]
+        if not (isinstance(value, list) and len(value) == 3 and all(is_number(x) and abs(x) <= 1e3 for x in value)):
+            raise ValueError(f"preprocess_cfg.{key} must be three numbers, not {value!r:.40}.")
+        if key == "std" and min(value) < 1e-6:
+            raise ValueError(f"preprocess_cfg.std must be positive, not {value!r:.40}.")
+    if "fill_color" in block and block["fill_color"] not in range(256):
+        raise ValueError(f"preprocess_cfg.fill_color must be 0 to 255, not {block['fill_color']!r:.40}.")
+    if "size" in block and image_size is not None and pair(block["size"]) != pair(image_size):
+        raise ValueError(f"preprocess_cfg.size {block['size']!r:.40} is not the model's image_size {image_size!r:.40}.")
+
+
+# Names of models of others.
+
+
+def names_of_others(model_cfg: dict) -> list[tuple[str, Any]]:
+    """Return every name of a timm or Hugging Face model in a config, with its key."""
+    blocks = [(tower, model_cfg.get(tower)) for tower in ("vision_cfg", "text_cfg", "multimodal_cfg")]
+    return [
+        (f"{tower}.{key}", block[key])
+        for tower, block in blocks
+        if isinstance(block, dict)
+        for key in NAMES
+        if block.get(key)
+    ]
+
+
+def _check_names(model_cfg: dict) -> None:
+    """Raise ValueError for a name that no config of open_clip's has: it would lead to a repo of anyone's choice."""
+    if not (names := names_of_others(model_cfg)):
+        return
+    configs = (factory.get_model_config(model) or {} for model in open_clip.list_models())
+    known = [name for config in configs for _, name in names_of_others(config)]
+    for key, name in names:
+        if name not in known:
+            raise ValueError(
+                f"{key} names another model, {name!r:.60}, that no config of open_clip's has; if you trust it, add the "
+                "config by open_clip.add_model_config."
+            )
+
+
+# Values together.
+
+
+def _check_loops(vision: CLIPVisionCfg, text: CLIPTextCfg, cfg: PCMEppCfg) -> None:
+    """Raise ValueError for numbers of modules, or of steps of a loop, that would take long even on "meta"."""
+    layers = vision.layers if isinstance(vision.layers, list | tuple) else [vision.layers]
+    for name, values, most in (
+        ("vision_cfg.layers", layers, MAX_LAYERS),
+        ("text_cfg.layers", [text.layers], MAX_LAYERS),
+        ("pcmepp_cfg.head_layers", [cfg.head_layers], MAX_LAYERS),
+        ("text_cfg.context_length", [text.context_length], _max_length(text)),
+        ("vision_cfg.image_size", pair(vision.image_size), MAX_SIDE),
+    ):
+        if not all(1 <= value <= most for value in values):
+            raise ValueError(f"{name} must be a whole number from 1 to {most}, not {max(values, key=abs)!r:.40}.")
+    height, width = pair(vision.image_size)
+    if vision.patch_size is not None and height * width > MAX_PATCHES * vision.patch_size**2:
+        raise ValueError(
+            f"vision_cfg.patch_size {vision.patch_size} makes more than {MAX_PATCHES} patches of an image."
+        )
+    for key in text.tokenizer_kwargs or ():
+        if key != "clean" and not text.hf_tokenizer_name:
+            raise ValueError(f"text_cfg.tokenizer_kwargs.{key} is for a tokenizer of its own, which it does not have.")
+
+
+def _max_length(text: CLIPTextCfg) -> int:
+    return MAX_LENGTH_HUGGING_FACE if text.hf_model_name else MAX_LENGTH
+
+
+@functools.lru_cache(maxsize=64)  # a config is read several times until its model is built
+def _build_and_run(model_json: str) -> int:
+    """Return the number of parameters and buffers of a model that is built, and run for an image and a text, on the
+    device "meta". Raise ValueError if it cannot be, or if it would be too large."""
+    model_cfg = json.loads(model_json)
+    try:
+        model = build_on_meta(model_cfg).eval()
+        size = sum(tensor.numel() for tensors in (model.parameters(), model.buffers()) for tensor in tensors)
+        if size > MAX_PARAMETERS:
+            raise ValueError(f"it would have about {size:.2g} parameters, more than the {MAX_PARAMETERS:.0e} allowed.")
+        image = torch.empty(1, 3, *pair(model.visual.image_size), device="meta")
+        text = torch.empty(1, model_cfg["text_cfg"].get("context_length", 77), dtype=torch.long, device="meta")
+        with torch.inference_mode(), _traced(), _Bounded():
+            out = model(image, text)
+    except ValueError:
+        raise
+    except OSError as error:
+        reason = " ".join(str(error).split())[:150].rstrip(".")
+        raise ValueError(f"the config of its Hugging Face text model cannot be read ({reason}).") from None
+    except Exception as error:  # whatever open_clip, timm and torch make of values that do not go together
+        reason = " ".join(str(error).split())[:150].rstrip(".")
+        raise ValueError(
+            f"its values do not go together: no model is built of them ({type(error).__name__}: {reason})."
+        ) from None
+    for name in ("image", "text"):
+        shape = tuple(out[f"{name}_features"].shape)
+        if shape != (1, model_cfg["embed_dim"]):
+            raise ValueError(f"its {name} tower gives {list(shape)[1:]}, not the embed_dim {model_cfg['embed_dim']}.")
+    return size
+
+
+def _traced() -> Any:
+    """Return a context in which code that reads values of tensors takes the way that it has for torch.compile, which
+    has no values either."""
+    return mock.patch.object(torch.compiler, "is_compiling", lambda: True)
+
+
+class _Bounded(TorchDispatchMode):
+    """Raise ValueError for a tensor of more than `MAX_ACTIVATIONS` numbers, as soon as it would be made."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            if isinstance(x, Tensor) and x.numel() > MAX_ACTIVATIONS:
+                raise ValueError(f"a tensor of {list(x.shape)} for one image or text is too much to compute.")
+        return out

@@ -16,8 +16,8 @@ import torch
 
 from ..system.text import did_you_mean, flag_of
 from . import seams
-from .config_values import pair
 from .loss import create_chunked_clip_loss, create_loss
+from .towers import pair
 from .trainer import params
 
 READ = (  # the flags of open_clip that are read here

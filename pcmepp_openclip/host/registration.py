@@ -11,7 +11,7 @@ from open_clip import factory, pretrained
 from torch import nn
 
 from ..system.digest import Damaged, verified
-from . import names, repos, seams, towers
+from . import names, repos, seams, tokenizers, towers
 from .weights import BIG_VISION, plain_text_names, reason
 
 LEDGER = seams.Ledger()  # of the replacements, which last as long as the process
@@ -95,7 +95,7 @@ def register(
         "download_pretrained_from_hf": repos.get_weights,
         "_find_checkpoint_in_dir": repos.find_weights,
         "get_tokenizer": repos.get_tokenizer,
-        "HFTokenizer": repos.hf_tokenizer,
+        "HFTokenizer": tokenizers.hf_tokenizer,
         "load_state_dict": read,
         "load_checkpoint": load,
         "convert_state_dict": convert,

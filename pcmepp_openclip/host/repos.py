@@ -14,24 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from open_clip import factory
-from open_clip.tokenizer import HFTokenizer
 
 from .config_check import ConfigRefused, check_config, check_plain_config
+from .tokenizers import TOKENIZER_FILES, check_tokenizer, read_json, tokenizer_files
 
 CONFIG_FILE = "open_clip_config.json"
 WEIGHTS_FILE = "open_clip_model.safetensors"
 WEIGHTS_FILES = (WEIGHTS_FILE, "open_clip_pytorch_model.safetensors", "model.safetensors")  # in the order of preference
-OWN_TOKENIZER = "own"  # text_cfg.hf_tokenizer_name of a model whose tokenizer files lie beside its weights
-TOKENIZER_FILES = (  # no pattern that fits a file of code
-    "tokenizer*.json",
-    "vocab.json",
-    "vocab.txt",
-    "vocab.bpe",
-    "merges.txt",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "*.model",
-)
 
 
 class Missing(str):
@@ -47,7 +36,7 @@ def _missing(place: str, reason: str) -> Missing:
 
 
 def is_ours(config: Any) -> bool:
-    """Whether the content of an `open_clip_config.json` is of a PCME++ model."""
+    """Return whether the content of an `open_clip_config.json` is of a PCME++ model."""
     return (
         isinstance(config, dict) and isinstance(config.get("model_cfg"), dict) and "pcmepp_cfg" in config["model_cfg"]
     )
@@ -57,7 +46,7 @@ _ours: dict[str, bool] = {}  # by the id of a repo, whether it is one of a PCME+
 
 
 def parse_model_name(stock: Callable, model_name: str) -> tuple[str | None, str]:
-    """Checks the config of a local folder. One of the released layout goes the way of a repo, since open_clip reads
+    """Check the config of a local folder. One of the released layout goes the way of a repo, since open_clip reads
     only its own layout."""
     schema, identifier = stock(model_name)
     if schema != "local-dir":
@@ -65,7 +54,7 @@ def parse_model_name(stock: Callable, model_name: str) -> tuple[str | None, str]
     folder = Path(identifier)
     if not (folder / CONFIG_FILE).exists() and (folder / "config.json").exists():
         return "hf-hub", str(folder.absolute())  # a Hub id is never absolute, so the two cannot be confused
-    config = _read_json(folder / CONFIG_FILE)
+    config = read_json(folder / CONFIG_FILE)
     if is_ours(config):
         check_config(config, model_name)
     return schema, identifier
@@ -92,11 +81,11 @@ def get_config(stock: Callable, model_id: str, cache_dir: str | None = None) -> 
 
 
 def check_plain_repo(model_name: str) -> None:
-    """ConfigRefused where a `local-dir:` or `hf-hub:` model is of another kind and its config asks for more than sizes
-    and choices; PCME++ configs are checked wherever they are read."""
+    """Raise ConfigRefused where a `local-dir:` or `hf-hub:` model is of another kind and its config asks for more than
+    sizes and choices; PCME++ configs are checked wherever they are read."""
     schema, identifier = factory.parse_model_name(model_name)
     if schema == "local-dir":
-        config = _read_json(Path(identifier) / CONFIG_FILE)
+        config = read_json(Path(identifier) / CONFIG_FILE)
     elif schema == "hf-hub":
         try:
             config = factory._get_hf_config(identifier)
@@ -111,7 +100,7 @@ def check_plain_repo(model_name: str) -> None:
 
 
 def get_weights(stock: Callable, model_id: str, filename: str | None = None, **kwargs: Any) -> str:
-    """`download_pretrained_from_hf`: without a file name it is asked for the weights."""
+    """Stand in for `download_pretrained_from_hf`, which is asked for the weights where no file is named."""
     if Path(model_id).is_absolute():
         return str(Path(model_id) / (filename or "model.safetensors"))
     repo_id, _, revision = model_id.partition("@")
@@ -126,23 +115,24 @@ def get_weights(stock: Callable, model_id: str, filename: str | None = None, **k
 
 
 def find_weights(stock: Callable, folder: Path) -> str | None:
-    found = stock(folder)
-    if found is None and is_ours(_read_json(folder / CONFIG_FILE)):
+    path = stock(folder)
+    if path is None and is_ours(read_json(folder / CONFIG_FILE)):
         return _missing(str(folder), "the folder holds no weights")
-    return found
+    return path
 
 
 def get_tokenizer(stock: Callable, model_name: str = "", *args: Any, **kwargs: Any) -> Any:
-    """A folder without the tokenizer that it needs is an error before anything is loaded from elsewhere. open_clip
-    takes any failure to read a config for a repo that is a tokenizer: not where the config was refused."""
+    """Raise an error for a folder without the tokenizer that it needs before anything is loaded from elsewhere.
+
+    open_clip takes any failure to read a config for a repo that is a tokenizer: not where the config was refused."""
     schema, identifier = factory.parse_model_name(model_name)
     if schema == "local-dir":
-        config = _read_json(Path(identifier) / CONFIG_FILE)
+        config = read_json(Path(identifier) / CONFIG_FILE)
         named = config
         for key in ("model_cfg", "text_cfg", "hf_tokenizer_name"):
             named = named.get(key) if isinstance(named, dict) else None
         if named:  # open_clip then reads the tokenizer from the folder
-            (check_tokenizer if is_ours(config) else _tokenizer_files)(Path(identifier), model_name)
+            (check_tokenizer if is_ours(config) else tokenizer_files)(Path(identifier), model_name)
     if schema == "hf-hub":
         try:
             factory._get_hf_config(identifier, cache_dir=kwargs.get("cache_dir"))
@@ -153,54 +143,9 @@ def get_tokenizer(stock: Callable, model_name: str = "", *args: Any, **kwargs: A
     return stock(model_name, *args, **kwargs)
 
 
-def hf_tokenizer(stock: Callable, *args: Any, **kwargs: Any) -> Any:
-    """`HFTokenizer`. Left to itself the library asks on the terminal whether to run the code of a repo."""
-    return stock(*args, **{"trust_remote_code": False, **kwargs})
-
-
-def never_ask() -> None:
-    """For commands: a repo that wants its code to be run is an error, not a question on the terminal."""
-    from transformers import dynamic_module_utils
-
-    dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0  # seconds that it waits for an answer
-
-
-def load_tokenizer(name: str) -> Any:
-    """open_clip's wrapper of a Hugging Face tokenizer, by the name of a repo or folder; no code of it is run."""
-    return HFTokenizer(name, trust_remote_code=False)
-
-
-def _tokenizer_files(folder: Path, where: str) -> list[Path]:
-    """The tokenizer's files. Without a vocabulary the library may make an empty one, so that is an error."""
-    found = [path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)]
-    if {path.name for path in found} <= {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"}:
-        raise ConfigRefused(
-            f"{where} names a tokenizer of its own but holds no files of one: tokenizer.json is missing. Copy the "
-            "tokenizer's files into it."
-        )
-    return found
-
-
-def check_tokenizer(folder: Path, where: str) -> None:
-    """ConfigRefused unless the folder holds tokenizer files, all of them files, none of which names code to run."""
-    for path in _tokenizer_files(folder, where):
-        if not path.is_file():
-            raise ConfigRefused(f"The tokenizer of {where} is refused: {path.name} is not a file.")
-    for name in ("tokenizer_config.json", "config.json"):  # those that the library looks for code in
-        if (folder / name).exists():
-            config = _read_json(folder / name)
-            if not isinstance(config, dict):
-                raise ConfigRefused(f"The tokenizer of {where} is refused: {name} is not a JSON object.")
-            if "auto_map" in config:
-                raise ConfigRefused(
-                    f"The tokenizer of {where} is refused: {name} names code to run (auto_map), and code of others "
-                    "is never run."
-                )
-
-
 def file_beside(model_name: str, name: str) -> Path | None:
-    """The file of that name beside the weights of a `local-dir:` or `hf-hub:` model; None if there is none, and for
-    models that lie in neither. Without a network only the cache counts, and a warning says what is not known."""
+    """Return the file of that name next to the weights of a `local-dir:` or `hf-hub:` model; None if there is none, and
+    for models that lie in neither. Without a network only the cache counts, and a warning says what is not known."""
     schema, identifier = factory.parse_model_name(model_name)
     if schema not in ("local-dir", "hf-hub"):
         return None
@@ -247,7 +192,7 @@ def _line(error: BaseException) -> str:
 
 
 def _tokenizer_folder(model_id: str, cache_dir: str | None) -> str:
-    """The repo's own tokenizer files."""
+    """Return the folder of the repo's own tokenizer files."""
     if Path(model_id).is_absolute():
         check_tokenizer(Path(model_id), f"local-dir:{model_id}")
         return model_id
@@ -262,13 +207,6 @@ def _tokenizer_folder(model_id: str, cache_dir: str | None) -> str:
         raise ConfigRefused(f"The tokenizer of hf-hub:{model_id} cannot be fetched: {_line(error)}.") from None
     check_tokenizer(Path(folder), f"hf-hub:{model_id}")
     return folder
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):  # open_clip says so itself when it reads it
-        return None
 
 
 # The released repos hold `config.json` and `model.safetensors`, named before open_clip had its own convention,
@@ -307,7 +245,7 @@ RELEASED_TOWERS = {
 
 
 def _fetch_released(model_id: str, cache_dir: str | None) -> dict | None:
-    """The config of a repo of the released layout; None where the repo is of another kind or out of reach."""
+    """Return the config of a repo of the released layout; None where the repo is of another kind or out of reach."""
     try:
         path = factory.download_pretrained_from_hf(model_id, filename="config.json", cache_dir=cache_dir)
         return _read_released(Path(path).parent)
@@ -318,7 +256,7 @@ def _fetch_released(model_id: str, cache_dir: str | None) -> dict | None:
 
 
 def _read_released(folder: Path) -> dict:
-    """`config.json` of a released repo as an `open_clip_config.json`. ValueError if it is another kind of file,
+    """Read `config.json` of a released repo as an `open_clip_config.json`. ValueError if it is another kind of file,
     ConfigRefused if it asks for something that would be left out."""
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))

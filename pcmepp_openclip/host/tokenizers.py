@@ -1,13 +1,84 @@
-"""The ids of open_clip's tokenizers, by what they are for."""
+"""The tokenizers of models: their files beside the weights, which must name no code to run, and what their ids are
+for."""
 
+import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from open_clip.tokenizer import HFTokenizer, SimpleTokenizer
 
+from .config_check import ConfigRefused
+
+OWN_TOKENIZER = "own"  # text_cfg.hf_tokenizer_name of a model whose tokenizer files lie beside its weights
+TOKENIZER_FILES = (  # no pattern that fits a file of code
+    "tokenizer*.json",
+    "vocab.json",
+    "vocab.txt",
+    "vocab.bpe",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "*.model",
+)
+
+
+def hf_tokenizer(stock: Callable, *args: Any, **kwargs: Any) -> Any:
+    """Make an `HFTokenizer`. Left to itself the library asks on the terminal whether to run the code of a repo."""
+    return stock(*args, **{"trust_remote_code": False, **kwargs})
+
+
+def never_ask() -> None:
+    """Make it an error, not a question on the terminal, that a repo wants its code to be run."""
+    from transformers import dynamic_module_utils
+
+    dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0  # seconds that it waits for an answer
+
+
+def load_tokenizer(name: str) -> Any:
+    """Load open_clip's wrapper of a Hugging Face tokenizer by the name of a repo or folder; no code of it is run."""
+    return HFTokenizer(name, trust_remote_code=False)
+
+
+def tokenizer_files(folder: Path, where: str) -> list[Path]:
+    """Return the tokenizer's files. Without a vocabulary the library may make an empty one, so that is an error."""
+    paths = [path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)]
+    if {path.name for path in paths} <= {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"}:
+        raise ConfigRefused(
+            f"{where} names a tokenizer of its own but holds no files of one: tokenizer.json is missing. Copy the "
+            "tokenizer's files into it."
+        )
+    return paths
+
+
+def check_tokenizer(folder: Path, where: str) -> None:
+    """Raise ConfigRefused unless the folder holds tokenizer files, real ones that name no code to run."""
+    for path in tokenizer_files(folder, where):
+        if not path.is_file():
+            raise ConfigRefused(f"The tokenizer of {where} is refused: {path.name} is not a file.")
+    for name in ("tokenizer_config.json", "config.json"):  # those that the library looks for code in
+        if (folder / name).exists():
+            config = read_json(folder / name)
+            if not isinstance(config, dict):
+                raise ConfigRefused(f"The tokenizer of {where} is refused: {name} is not a JSON object.")
+            if "auto_map" in config:
+                raise ConfigRefused(
+                    f"The tokenizer of {where} is refused: {name} names code to run (auto_map), and code of others "
+                    "is never run."
+                )
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a file, or None where it cannot be read."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):  # open_clip says so itself when it reads it
+        return None
+
 
 def token_ids(tokenizer: Any) -> dict[str, Any]:
-    """The arguments of `data.size_augment.TokenIds`; ValueError if nothing can be masked or deleted by these ids.
+    """Return the arguments of `data.size_augment.TokenIds`; ValueError if nothing can be masked or deleted by them.
 
     CLIP's tokenizer has no mask: the capital letter M stands for it, which no caption has, since they are lower-cased.
     Others have a mask or, where not, an id for what they do not know.

@@ -1,30 +1,23 @@
 """Files of weights and the shapes of a model, by open_clip's own readers and classes."""
 
-import copy
 import pickle
 from pathlib import Path
 from typing import Any
 
-import torch
 from open_clip import factory
 from open_clip.model import convert_to_custom_text_state_dict
 from torch import Tensor
 
 from ..system.digest import Damaged
+from .config_check import build_on_meta
 
 BIG_VISION = (".npz", ".npy")  # files of big_vision's weights, which are read by functions of their own
 POSITION_IDS = "text.transformer.embeddings.position_ids"
 
 
 def shapes_of(model_cfg: dict) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors of a model with that config; nothing is allocated."""
-    cfg = copy.deepcopy(model_cfg)
-    custom = cfg.pop("custom_text", False) or "hf_model_name" in cfg["text_cfg"]
-    kind = factory.CLIP if not custom else factory.CoCa if "multimodal_cfg" in cfg else factory.CustomTextCLIP
-    cfg["text_cfg"]["hf_model_pretrained"] = cfg["vision_cfg"]["timm_model_pretrained"] = False
-    with torch.device("meta"):
-        model = kind(**cfg)
-    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    """Return the names and shapes of the tensors of a model with that config; nothing is allocated."""
+    return {name: tuple(tensor.shape) for name, tensor in build_on_meta(model_cfg).state_dict().items()}
 
 
 def read_state_dict(path: str | Path) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ import torch
 from ..ambiguity import Calibration
 from ..ambiguity.store import BANK_FILE, CALIBRATION_FILE, load_calibration
 from ..evaluation.loading import load_model
-from ..host import config_check, names, never_ask, repos, weights
+from ..host import config_check, names, never_ask, repos, tokenizers, weights
 from ..models import export
 from ..runs import checkpoints, record
 from . import card, figures
@@ -31,7 +31,7 @@ PUSHED_FILES = (
     figures.UNCERTAINTY,
     BANK_FILE,
     CALIBRATION_FILE,
-    *repos.TOKENIZER_FILES,
+    *tokenizers.TOKENIZER_FILES,
 )
 
 
@@ -177,8 +177,8 @@ def _tokenizer(path: Path, config: dict) -> Any:
         return None
     try:
         if Path(name).is_dir():
-            repos.check_tokenizer(Path(name), str(path))
-        tokenizer = repos.load_tokenizer(name)
+            tokenizers.check_tokenizer(Path(name), str(path))
+        tokenizer = tokenizers.load_tokenizer(name)
     except Exception as error:  # of the library, of any kind
         reason = " ".join(str(error).split())[:200]
         if "trust_remote_code" in reason:
@@ -222,8 +222,8 @@ def _copy_local_dir(request: PushRequest, folder: Path) -> str:
         raise ValueError(f"{source} is not a folder that open_clip exports: {error}") from None
     text_cfg = config["model_cfg"]["text_cfg"]
     if text_cfg.get("hf_tokenizer_name"):
-        repos.check_tokenizer(folder, str(source))
-        text_cfg["hf_tokenizer_name"] = repos.OWN_TOKENIZER
+        tokenizers.check_tokenizer(folder, str(source))
+        text_cfg["hf_tokenizer_name"] = tokenizers.OWN_TOKENIZER
         (folder / repos.CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     bank_size, calibration = _stage_bank(request, folder)
     if not (folder / export.CARD).exists():

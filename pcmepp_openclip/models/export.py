@@ -17,7 +17,8 @@ from typing import Any
 import open_clip
 from torch import Tensor, nn
 
-from ..host.repos import CONFIG_FILE, OWN_TOKENIZER, WEIGHTS_FILE
+from ..host.repos import CONFIG_FILE, WEIGHTS_FILE
+from ..host.tokenizers import OWN_TOKENIZER
 from ..host.towers import config_as_built
 from ..system import files
 from .lora import stock_state_dict

@@ -14,7 +14,7 @@ from ..gaussian import Gaussian
 from ..host import towers as host
 from .branch import Branch
 from .cached import CachedTokens
-from .dropping import kept_tokens
+from .gpo import kept_tokens
 from .labelled import LabelledImages
 from .lora import add_lora
 from .pooled import MEAN, SplitGPOBranch, TopGPOBranch

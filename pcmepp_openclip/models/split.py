@@ -1,7 +1,7 @@
 """The log-variance branch that leaves a tower before its last blocks, as in the paper.
 
 CLIP reads one token of a tower's last block: CLS of the image, EOT of the text. So that block needs query, output
-projection and MLP of that one token only, and no keys and values at all (see `attention`). Both branches of a PCME++
+projection and MLP of that one token only, and no keys and values at all (see `branch`). Both branches of a PCME++
 tower, mean and log-variance, end in such a block, which makes a training step cheaper than plain CLIP's:
 
     embeddings -> shared blocks -+-> mean blocks   -> last block for one token -> norm, projection -> mean
@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..host.towers import AVERAGE, Average, SplitTower, Stack, Tokens, parts_of, set_recompute
-from .attention import single_query_attention
-from .branch import Branch, logvar_of, new_bias, new_projection
+from .branch import Branch, logvar_of, new_bias, new_projection, single_query_attention
 
 BLOCKS = "uncertainty_transformer"  # the tower's attribute for the blocks of the branch
 

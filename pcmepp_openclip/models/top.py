@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..host.towers import Tokens
-from .attention import attend
-from .branch import Branch, logvar_of, new_bias, new_projection
+from .branch import Branch, attend, logvar_of, new_bias, new_projection
 
 HEAD = "uncertainty_head"  # the tower's attribute for the head
 HEAD_WIDTH = 64  # the width of an attention head, if the model's width allows it

@@ -98,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"pcmepp train: {data.printable(str(error))}", file=sys.stderr)
         return 2
     except torch.OutOfMemoryError as error:
-        from ..forecast.line import forecast_line
+        from ..forecast.report import forecast_line
 
         raise OutOfMemory(out_of_memory_message(error, flags.memory_flags(args), forecast_line(args))) from None
 

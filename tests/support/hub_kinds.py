@@ -33,13 +33,16 @@ def add_configs(folder: Path) -> None:
 
 
 def serve_text_models(hub, folder: Path) -> None:
-    """A tiny RoBERTa under its real name, and the tokenizer of SigLIP: a few words, which is all that tests say."""
-    from transformers import RobertaConfig, RobertaModel
+    """Serve a tiny RoBERTa under its real name, the config of mT5-XL with its real sizes, and the tokenizer of SigLIP:
+    a few words, which is all that tests say."""
+    from transformers import MT5Config, RobertaConfig, RobertaModel
 
     sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
     config = RobertaConfig(vocab_size=len(WORDS), max_position_embeddings=514, **sizes)
     torch.manual_seed(0)
     RobertaModel(config, add_pooling_layer=False).save_pretrained(folder / "roberta")
+    large = MT5Config(d_model=2048, d_kv=64, d_ff=5120, num_layers=24, num_heads=32, vocab_size=250112)
+    hub.add("google/mt5-xl", {"config.json": large.to_json_string().encode()})
     for repo, name in (("roberta-base", "roberta"), ("timm/ViT-B-16-SigLIP", "siglip")):
         save_tokenizer(folder / name)
         hub.add(repo, {path.name: path.read_bytes() for path in (folder / name).iterdir()})

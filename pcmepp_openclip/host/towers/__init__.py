@@ -15,12 +15,12 @@ import open_clip
 from torch import Tensor, nn
 
 from .base import AVERAGE, Average, SplitTower, Tokens, Tower, check_attributes
-from .blocks import BlockParts, Stack, image_blocks, parts_of, set_recompute, text_blocks
-from .config import check_towers, config_as_built, config_in_use, default_heads, embedding_dim, text_may_be_cut
+from .blocks import BlockParts, Stack, image_blocks, pair, parts_of, set_recompute, text_blocks
+from .config import check_towers, config_as_built, config_in_use, default_heads, text_may_be_cut
 from .huggingface import HuggingFaceTower
 from .resnet import ResNetTower
 from .text import ClipTextTower, CustomTextTower
-from .timm import TimmTower, has_tokens, set_image_size, take_size_of
+from .timm import TimmTower, set_image_size, take_size_of
 from .vit import VisionTransformerTower
 
 __all__ = [
@@ -41,14 +41,12 @@ __all__ = [
     "config_as_built",
     "config_in_use",
     "default_heads",
-    "embedding_dim",
     "fit_image_size",
-    "has_tokens",
     "image_blocks",
     "image_tower",
     "outputs_of",
+    "pair",
     "parts_of",
-    "set_image_size",
     "set_recompute",
     "text_blocks",
     "text_may_be_cut",

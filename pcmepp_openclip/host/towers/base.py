@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import seams
-from ..config_values import pair
-from .blocks import Stack
+from .blocks import Stack, pair
 
 
 class Tokens(NamedTuple):

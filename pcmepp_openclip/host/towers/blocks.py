@@ -87,6 +87,11 @@ def _plain_blocks(size: tuple[int, int], layers: int, quick_gelu: bool, cast_dty
     return text_blocks(CLIPTextCfg(width=size[0], heads=size[1]), layers, quick_gelu, cast_dtype)
 
 
+def pair(size: Any) -> list:
+    """Return height and width of a size that is one number for both, or two."""
+    return list(size) if isinstance(size, (list, tuple)) else [size, size]
+
+
 def as_cfg(kind: type, cfg: Any, block: str) -> Any:
     """A tower's block of the model config in open_clip's own form."""
     try:

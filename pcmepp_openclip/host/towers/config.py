@@ -1,4 +1,4 @@
-"""What a model config says of its towers, and the config of a model as it was built."""
+"""The towers that a model config asks for, and the config of a model as it was built."""
 
 import copy
 import dataclasses
@@ -7,8 +7,7 @@ from typing import Any
 
 from open_clip.model import CLIPTextCfg, CLIPVisionCfg
 
-from ..config_values import pair
-from .blocks import as_cfg
+from .blocks import as_cfg, pair
 from .resnet import RESNET_HAS_NO_TOKENS
 
 TRAINING_ONLY = {  # keys of a config that no output of a trained model depends on, those of the tokenizer among them
@@ -20,7 +19,7 @@ PREPROCESSING = ("mean", "std", "interpolation", "resize_mode", "fill_color")  #
 
 
 def splits(vision_cfg: Any, text_cfg: Any) -> dict[str, str | None]:
-    """Why the branch of each tower cannot leave it before its last blocks, or None where it can."""
+    """Return why the branch of each tower cannot leave it before its last blocks, or None where it can."""
     vision = as_cfg(CLIPVisionCfg, vision_cfg, "vision_cfg")
     text = as_cfg(CLIPTextCfg, text_cfg, "text_cfg")
     image_reason = text_reason = None
@@ -34,7 +33,7 @@ def splits(vision_cfg: Any, text_cfg: Any) -> dict[str, str | None]:
 
 
 def default_heads(vision_cfg: Any, text_cfg: Any) -> dict[str, str]:
-    """`image_head` and `text_head` of a model: "split" where that is possible, else "top"."""
+    """Return `image_head` and `text_head` of a model: "split" where that is possible, else "top"."""
     return {key: "split" if reason is None else "top" for key, reason in splits(vision_cfg, text_cfg).items()}
 
 
@@ -46,7 +45,7 @@ def check_towers(
     custom_text: bool = False,
     pool: str = "tower",
 ) -> None:
-    """ValueError for an architecture of open_clip's that has no such log-variance branch.
+    """Raise ValueError for an architecture of open_clip's that has no such log-variance branch.
 
     Arguments:
         heads: the place of the branch by `image_head` and `text_head`, "split" or "top".
@@ -81,19 +80,15 @@ def check_towers(
 
 
 def text_may_be_cut(model_cfg: dict) -> bool:
-    """Whether texts without their padding give the same result, by the config of a PCME++ model."""
+    """Return whether texts without their padding give the same result, by the config of a PCME++ model."""
     text = model_cfg.get("text_cfg", {})
     if text.get("hf_model_name") or text.get("embed_cls") or text.get("no_causal_mask"):
         return False
     return text.get("pool_type", "argmax") != "last"
 
 
-def embedding_dim(model: Any) -> int:
-    return model.embed_dim
-
-
 def config_as_built(model: Any, model_cfg: dict) -> dict:
-    """The content of `open_clip_config.json` for a model that was built from `model_cfg` and flags."""
+    """Return the content of `open_clip_config.json` for a model that was built from `model_cfg` and flags."""
     model_cfg = copy.deepcopy(model_cfg)
     if getattr(model, "logit_bias", None) is not None:
         model_cfg.setdefault("init_logit_bias", -10.0)  # that there is one; its value is among the weights
@@ -109,17 +104,18 @@ def config_as_built(model: Any, model_cfg: dict) -> dict:
 
 
 def config_in_use(model: Any) -> dict:
-    """What the means of a model depend on besides its weights and its tokenizer, in JSON: the config that open_clip
-    built it from, with forced values and without defaults, and the preprocessing of its images. ValueError for a model
-    that `open_clip.create_model` has not built."""
+    """Return what the means of a model depend on besides its weights and its tokenizer, in JSON.
+
+    It is the config that open_clip built the model from, with forced values and without defaults, and the preprocessing
+    of its images. ValueError for a model that `open_clip.create_model` has not built."""
     if not hasattr(model, "built_from"):
         raise ValueError("The config of the model is not known: build it by open_clip.create_model.")
-    found = {key: value for key, value in model.built_from.items() if value and key not in TRAINING_ONLY["model"]}
+    config = {key: value for key, value in model.built_from.items() if value and key not in TRAINING_ONLY["model"]}
     for tower, kind in (("vision_cfg", CLIPVisionCfg), ("text_cfg", CLIPTextCfg)):
-        given, default = (dataclasses.asdict(cfg) for cfg in (as_cfg(kind, model.built_from[tower], tower), kind()))
-        differs = {key for key, value in given.items() if value != default[key]} - set(TRAINING_ONLY[tower])
-        found[tower] = {key: given[key] for key in differs}
-    found["image_size"] = pair(model.visual.image_size)
+        chosen, default = (dataclasses.asdict(cfg) for cfg in (as_cfg(kind, model.built_from[tower], tower), kind()))
+        differs = {key for key, value in chosen.items() if value != default[key]} - set(TRAINING_ONLY[tower])
+        config[tower] = {key: chosen[key] for key in differs}
+    config["image_size"] = pair(model.visual.image_size)
     preprocess_cfg = getattr(model.visual, "preprocess_cfg", {})
-    found["preprocess_cfg"] = {name: preprocess_cfg.get(name) for name in PREPROCESSING}
-    return json.loads(json.dumps(found))
+    config["preprocess_cfg"] = {name: preprocess_cfg.get(name) for name in PREPROCESSING}
+    return json.loads(json.dumps(config))

@@ -16,8 +16,13 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+
+from pcmepp_openclip.forecast.step import to_fake
+
+_plain_attention = F.scaled_dot_product_attention
 
 
 @contextlib.contextmanager
@@ -44,21 +49,41 @@ def to_cuda(model: nn.Module) -> nn.Module:
     return to_fake(model, "cuda")
 
 
-def to_fake(model: nn.Module, device: str) -> nn.Module:
-    """The same with fake tensors of any device."""
-    moved: dict[int, Tensor] = {}
-    for module in model.modules():
-        owners: tuple[dict[str, Any], ...] = module._parameters, module._buffers
-        for tensors in owners:
-            for name, tensor in tensors.items():
-                if tensor is not None:
-                    tensors[name] = moved.setdefault(id(tensor), _fake(tensor, device))
-    return model
+@contextlib.contextmanager
+def fused_attention() -> Iterator[None]:
+    """Within it, `scaled_dot_product_attention` of CUDA tensors is one fused kernel, forward and backward.
+
+    Where there is no driver, torch's own choice falls on the plain computation, which holds a matrix of all pairs of
+    tokens for every head. A card runs "flash" in half precision without a mask, and otherwise the memory-efficient one.
+    """
+    with mock.patch.object(F, "scaled_dot_product_attention", _attention):
+        yield
 
 
-def _fake(tensor: Tensor, device: str) -> Tensor:
-    new = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
-    return nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """As torch's of that name."""
+    if query.device.type != "cuda" or enable_gqa or query.ndim != 4:
+        return _plain_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if torch.is_autocast_enabled("cuda"):
+        dtype = torch.get_autocast_dtype("cuda")
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    if attn_mask is None and query.dtype != torch.float32:
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        return flash(query, key, value, dropout_p, is_causal, scale=scale)[0]
+    if attn_mask is not None:
+        batch, heads, length, _ = query.shape
+        attn_mask = attn_mask.to(query.dtype).expand(batch, heads, length, key.shape[2])
+    efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+    return efficient(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
 
 
 def backward(loss: Tensor, *_: Any, **__: Any) -> None:
