@@ -51,7 +51,7 @@ def rows() -> Iterator[Row]:
 
 @contextlib.contextmanager
 def hub(place: Path) -> Iterator[None]:
-    """A server of the tests, as the Hub of this process and its children."""
+    """Run a server of the tests as the Hub of this process and its children."""
     tests = Path(__file__).parent.parent / "tests/support"
     command = [sys.executable, "-c", SERVER, str(tests), f"{place}/hub", str(RATE)]
     environment = dict(os.environ)
@@ -69,7 +69,7 @@ def hub(place: Path) -> Iterator[None]:
 
 
 def measure(place: Path) -> tuple[list[float], list[float]]:
-    """Seconds per step with and without a push; one push after the other goes through all of its stages."""
+    """Return the seconds of steps with and without a push; each push goes through all of its stages."""
     step, checkpoint = training()
     (place / "run").mkdir()
     pusher = Pusher(HubTarget("me/benchmark"), place / "run")
@@ -80,15 +80,15 @@ def measure(place: Path) -> tuple[list[float], list[float]]:
         pusher.offer(saved, number)
 
     def seconds(pushing: bool) -> float:
-        assert pusher.process is not None
-        pusher.process.send_signal(signal.SIGCONT if pushing else signal.SIGSTOP)
+        if pusher.process is not None:  # which does nothing to one that has ended
+            pusher.process.send_signal(signal.SIGCONT if pushing else signal.SIGSTOP)
         start = time.perf_counter()
         for _ in range(STEPS):
             step()
         return (time.perf_counter() - start) / STEPS
 
     offer(0)
-    while pusher.pushed != 0:  # the process starts, libraries are loaded
+    while pusher.pushed != 0:  # the Hub makes the repo
         step()
     with_push: list[float] = []
     without: list[float] = []
@@ -103,7 +103,7 @@ def measure(place: Path) -> tuple[list[float], list[float]]:
 
 
 def training() -> tuple[Callable[[], None], Callable[[int], dict[str, Any]]]:
-    """A training step of the small model, and what its checkpoint holds."""
+    """Return a training step of the small model, and a function for the content of its checkpoint."""
     model = open_clip.create_model("PCMEpp-tiny", output_dict=True)
     loss = PCMEppLoss()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)

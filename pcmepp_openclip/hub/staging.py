@@ -19,16 +19,17 @@ from ..evaluation.loading import load_model
 from ..host import config_check, names, never_ask, repos, weights
 from ..models import export
 from ..runs import checkpoints, record
-from . import card, figures
-from .facts import Facts
+from . import card
+from .background import QUEUE
+from .card import Facts
 
 PUSHED_FILES = (
     repos.WEIGHTS_FILE,
     repos.CONFIG_FILE,
     export.CARD,
-    figures.LOSS,
-    figures.PSEUDO_POSITIVES,
-    figures.UNCERTAINTY,
+    card.LOSS,
+    card.PSEUDO_POSITIVES,
+    card.UNCERTAINTY,
     BANK_FILE,
     CALIBRATION_FILE,
     *repos.TOKENIZER_FILES,
@@ -42,7 +43,6 @@ class PushRequest:
     Arguments:
         path: a run folder, a `.pt` or `.safetensors` file, or a folder with an `open_clip_config.json`.
         model: the name of the model config, where the file does not know it.
-        run: the run folder that a checkpoint belongs to, where that is not its folder's parent.
         bank, calibration: files to push with the weights; those of a folder with a config go along anyway.
     """
 
@@ -50,7 +50,6 @@ class PushRequest:
     repo_id: str
     license: str = "mit"
     model: str | None = None
-    run: Path | None = None
     bank: Path | None = None
     calibration: Path | None = None
 
@@ -71,7 +70,7 @@ def stage(request: PushRequest, folder: Path) -> str:
         return _from_checkpoint(found, request, path, folder)
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file or folder.")
-    run = request.run or (path.parent.parent if path.parent.name == "checkpoints" else None)
+    run = path.parent.parent if path.parent.name in ("checkpoints", QUEUE) else None
     return _from_checkpoint(path, request, run, folder)
 
 

@@ -19,7 +19,9 @@ from typing import Any, TypeVar
 from . import errors
 from .errors import PermanentHubError, TransientHubError
 
-RETRY_WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds between tries; the client has its own within a file
+# Seconds between tries. The client's own retries cover the sending of a file, 2 of the 9 failures that the tests let
+# pass by, and not the requests that make a repo, a commit or a tag.
+RETRY_WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 SILENCE_TIMEOUT_S = 60.0  # seconds without an answer or a byte that the Hub may take; the client would wait for ever
 
 T = TypeVar("T")
@@ -103,7 +105,7 @@ def push(
             api.create_branch(target.repo_id, branch=target.branch, exist_ok=True)
         files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
         operations = [CommitOperationAdd(path.relative_to(folder).as_posix(), path) for path in files]
-        return api.create_commit(
+        return api.create_commit(  # upload_folder may make several commits: weights and card would not change together
             target.repo_id,
             operations,
             commit_message=message,
