@@ -28,6 +28,7 @@ def start(arguments: Sequence[str], queue: Path, niceness: int) -> subprocess.Po
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        errors="replace",
         env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(queue)},
         start_new_session=True,  # Ctrl-C ends the run, which then ends its push
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)  # ask a run to save and end
-EXIT_TIMEOUT_S = 20.0  # for a process that has nothing left to do
+EXIT_TIMEOUT_S = 20.0  # seconds that a process may take to end which has nothing left to do
 _PR_SET_PDEATHSIG = 1
 
 _starting_workers = False  # whether a child that is forked now belongs to this process alone
@@ -22,9 +22,9 @@ _parent = 0
 
 @contextlib.contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Processes that are started meanwhile never see the signals: a job's TERM or Ctrl-C must not kill a rank's data
-    workers before the rank has stopped. They die with this process, and by `end_children`. What comes in meanwhile is
-    noted by the thread of `RankCoordinator`."""
+    """Start processes that never see the signals: a job's TERM or Ctrl-C must not kill a rank's data workers before the
+    rank has stopped. They die with this process, and by `end_children`. Signals that come in meanwhile are noted by the
+    thread of `RankCoordinator`."""
     global _starting_workers
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*STOP_SIGNALS, signal.SIGINT})
     outer, _starting_workers = _starting_workers, True
@@ -37,13 +37,13 @@ def signals_blocked() -> Iterator[None]:
 
 def _before_fork() -> None:
     global _parent
-    # The system's word is of the thread that forks: for one that ends before the process it would come too early.
+    # The system watches the thread that forks: one that ends before the process would have its child killed too early.
     mine = _starting_workers and threading.current_thread() is threading.main_thread()
     _parent = os.getpid() if mine else 0
 
 
 def _die_with_parent() -> None:
-    """In a new child: the system kills it when its parent dies, even if it is stopped or spins."""
+    """Have the system kill this new child when its parent dies, even if it is stopped or spins."""
     global _starting_workers
     _starting_workers = False
     if _parent and sys.platform == "linux":
@@ -74,7 +74,7 @@ def end_children(spared: Iterable[Any] = ()) -> None:
 
 
 def kill_children() -> None:
-    """The same from any thread, right before the process ends itself: nothing is waited for."""
+    """Kill them from any thread, right before the process ends itself: nothing is waited for."""
     _kill(multiprocessing.active_children())
 
 
@@ -86,18 +86,17 @@ def _kill(children: Iterable[Any]) -> None:
 
 
 def _descendants(pid: int | None) -> list[int]:
-    """The commands that a data worker reads from, on Linux."""
-    found: list[int] = []
+    """Return the processes that a process has started, such as the commands that a data worker reads from, on Linux."""
+    pids: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
             for child in map(int, task.read_text().split()):
-                found += [child, *_descendants(child)]
-    return found
+                pids += [child, *_descendants(child)]
+    return pids
 
 
 def leave_soon(code: int) -> None:
-    """The last call of a process: what still hangs after a while (a thread in a library, a lock of a dead worker) does
-    not keep it from ending."""
+    """End the process even if something hangs (a thread in a library, a lock of a dead worker): its last call."""
 
     def end() -> None:
         time.sleep(EXIT_TIMEOUT_S)

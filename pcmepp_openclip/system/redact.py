@@ -47,8 +47,7 @@ def _redact_part(text: str) -> str:
         name, pipe, scheme, rest = place.groups()
         return name + (_show_pipe(rest) if pipe else _show_url(scheme, rest))
     text = _PIPE.sub(lambda match: _show_pipe(match[1]), text)
-    if not _HF.search(text):
-        text = _LOGIN.sub(r"\1***@", text)
+    text = _LOGIN.sub(lambda match: match[0] if _HF.match(text, match.start()) else f"{match[1]}***@", text)
     return _QUERY.sub(r"\1***", text)
 
 

@@ -6,6 +6,7 @@ Python waits at its exit for the threads that send files, until the Hub has take
 """
 
 import argparse
+import itertools
 import logging
 import os
 import shutil
@@ -79,6 +80,7 @@ class Pusher:
         self.process: subprocess.Popen | None = None
         self._waiting: tuple[Path, int] | None = None
         self._changed = threading.Condition()
+        self._numbers = itertools.count()  # names of links
         self._finishing = False  # no further checkpoint will be handed over
         self._ended = False  # no push may go on
         self._warned = ""
@@ -97,7 +99,7 @@ class Pusher:
             shutil.rmtree(self.queue, ignore_errors=True)  # left by a run that was killed
             self._thread = threading.Thread(target=self._push_all, name="hub", daemon=True)
             self._thread.start()
-        self.held = self._link(checkpoint, step), step
+        self.held = self._link(checkpoint), step
         self.offered = step
         if not hold:
             self.release()
@@ -141,13 +143,12 @@ class Pusher:
             logging.warning("Hub: the last checkpoint is not on the Hub yet: run %s.", self.by_hand)
         shutil.rmtree(self.queue, ignore_errors=True)
 
-    def _link(self, checkpoint: Path, step: int) -> Path:
+    def _link(self, checkpoint: Path) -> Path:
         """Link a checkpoint, which the run may delete. Where the file system has no links it is pushed if it is still
         there in its turn."""
-        link = self.queue / f"{step}.pt"
+        link = self.queue / f"{next(self._numbers)}.pt"
         try:
             link.parent.mkdir(exist_ok=True)
-            link.unlink(missing_ok=True)
             os.link(checkpoint, link)
         except OSError:
             return checkpoint
