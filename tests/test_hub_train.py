@@ -189,7 +189,9 @@ def test_a_checkpoint_that_is_deleted_while_it_waits(guarded, trained, tmp_path)
 
 
 def test_a_stop_pushes_what_was_saved(guarded, ranks, flags, tmp_path):
-    pids = ranks.start(2, flags("me/stopped", *UNSEEN, "--epochs", "500", "--save-frequency", "1000"))
+    pids = ranks.start(
+        2, flags("me/stopped", *UNSEEN, "--epochs", "500", "--save-frequency", "1000", "--hub-branch", "x")
+    )
     run = tmp_path / "run"
     wait_for(lambda: "Train Epoch: 1 " in log_of(run))
     os.kill(pids[1], signal.SIGTERM)
@@ -199,7 +201,7 @@ def test_a_stop_pushes_what_was_saved(guarded, ranks, flags, tmp_path):
     assert workers(pids[1]) == []
     assert ranks.wait(pids) == [75, 75]
     epochs, _ = checkpoints.position(checkpoints.newest_good(run / "checkpoints"))
-    assert guarded.titles("me/stopped")[-1].split(": ")[1].startswith(f"{epochs} epoch")
+    assert guarded.titles("me/stopped", "x")[-1].split(": ")[1].startswith(f"{epochs} epoch")
     assert "Hub: me/stopped holds the last checkpoint" in log_of(run)
 
 

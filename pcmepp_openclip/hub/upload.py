@@ -50,8 +50,8 @@ class HubTarget:
     @property
     def words(self) -> list[str]:
         """The arguments of `pcmepp push` for this target."""
-        flags = [f"--branch {self.branch}"] * bool(self.branch) + ["--private"] * self.private
-        return [self.repo_id, *flags, *["--pr"] * self.pull_request]
+        branch = ["--branch", self.branch] if self.branch else []
+        return [self.repo_id, *branch, *["--private"] * self.private, *["--pr"] * self.pull_request]
 
 
 @dataclass(frozen=True)
