@@ -1,29 +1,24 @@
-"""`pcmepp push` in a process that ends with the process that started it.
+"""`pcmepp push` in a process of low priority that ends with the process that started it.
 
-    python -m pcmepp_openclip.hub.background NICENESS ARGS      # ARGS are those of `pcmepp push`
-
-It stands alone because it is a program: `start` runs it for a training run, on a checkpoint in the folder `QUEUE` of
-the run, which holds links to checkpoints that training may delete meanwhile.
+It stands alone because it is a program: `start` runs it for a training run, whose checkpoints wait in the folder
+`QUEUE` of the run, as links, since training may delete them meanwhile. It imports all that a push needs, waits for one
+line, the arguments of `pcmepp push` as JSON, pushes and ends.
 """
 
+import json
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 QUEUE = "hub-queue"  # folder in a run for what is to be pushed, removed when the run ends
 
 
-def start(arguments: Sequence[str], queue: Path, niceness: int) -> subprocess.Popen:
-    """Start a push, which prints its retries and its result, and prepares what it sends in the folder `queue`.
-
-    Arguments:
-        niceness: from 0, the priority of this process, to 19, the lowest one.
-    """
+def start(queue: Path) -> subprocess.Popen:
+    """Start a process for a push, which prepares what it sends in the folder `queue`, and prints retries and result."""
     return subprocess.Popen(
-        [sys.executable, "-m", __name__, str(niceness), *arguments],
+        [sys.executable, "-m", __name__],
         stdin=subprocess.PIPE,  # closed by the system when this process dies
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -36,11 +31,15 @@ def start(arguments: Sequence[str], queue: Path, niceness: int) -> subprocess.Po
 
 def main() -> int:
     """Push, and end at once when the process that started this one is gone: the run may already be running again."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    os.nice(int(sys.argv[1]))
+    os.nice(19)
     from .. import cli
+    from . import command  # noqa: F401  it takes seconds, and there is nothing to push yet
 
-    return cli.main(["push", *sys.argv[2:]])
+    line = sys.stdin.readline()
+    if not line:
+        return 0
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    return cli.main(["push", *json.loads(line)])
 
 
 def _end_with_parent() -> None:

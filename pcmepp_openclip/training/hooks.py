@@ -143,6 +143,8 @@ class TrainingHooks:
 
     def train_epoch(self, epoch: EpochCall) -> None:
         assert self.monitor is not None
+        if self.saves:
+            self.pusher.start()
         self.monitor.loss.scaler = epoch.scaler
         self.coordinator.expect_steps(running=False)
         train = epoch.data["train"]

@@ -6,7 +6,9 @@ Python waits at its exit for the threads that send files, until the Hub has take
 """
 
 import argparse
+import contextlib
 import itertools
+import json
 import logging
 import os
 import shutil
@@ -91,14 +93,20 @@ class Pusher:
         assert self.target is not None
         return f"`pcmepp push {self.run} {' '.join(self.target.words)}`"
 
+    def start(self) -> None:
+        """Start the thread, which lets a process import what a push needs."""
+        if self.target is not None and self._thread is None:
+            shutil.rmtree(self.queue, ignore_errors=True)  # left by a run that was killed
+            with contextlib.suppress(OSError):
+                self.queue.mkdir()
+            self._thread = threading.Thread(target=self._push_all, name="hub", daemon=True)
+            self._thread.start()
+
     def offer(self, checkpoint: Path, step: int, hold: bool = False) -> None:
         """Hand a finished checkpoint over, at once or, with `hold`, when its validation is done."""
         if self.target is None:
             return
-        if self._thread is None:
-            shutil.rmtree(self.queue, ignore_errors=True)  # left by a run that was killed
-            self._thread = threading.Thread(target=self._push_all, name="hub", daemon=True)
-            self._thread.start()
+        self.start()
         self.held = self._link(checkpoint), step
         self.offered = step
         if not hold:
@@ -117,10 +125,8 @@ class Pusher:
 
     def finish(self, seconds: float, hurry: Callable[[], bool] = lambda: False) -> None:
         """Let the last push end, for so long at most, less once `hurry` is true; then log whether it is there."""
-        if self.target is None:
+        if self.target is None or self._thread is None:
             return
-        if self._thread is None:
-            return logging.info("Hub: there was no new checkpoint to push to %s.", self.target.repo_id)
         self.release()
         with self._changed:
             self._finishing = True
@@ -137,7 +143,12 @@ class Pusher:
             if self.process is not None:
                 self.process.kill()
         self._thread.join(KILL_TIMEOUT_S)
-        if self.pushed == self.offered:
+        if self.process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(KILL_TIMEOUT_S)
+        if self.offered is None:
+            logging.info("Hub: there was no new checkpoint to push to %s.", self.target.repo_id)
+        elif self.pushed == self.offered:
             logging.info("Hub: %s holds the last checkpoint, step %d.", self.target.repo_id, self.offered)
         else:
             logging.warning("Hub: the last checkpoint is not on the Hub yet: run %s.", self.by_hand)
@@ -148,7 +159,6 @@ class Pusher:
         there in its turn."""
         link = self.queue / f"{next(self._numbers)}.pt"
         try:
-            link.parent.mkdir(exist_ok=True)
             os.link(checkpoint, link)
         except OSError:
             return checkpoint
@@ -163,6 +173,9 @@ class Pusher:
         # The processes that are started here never see these signals, which ask the run to save and push once more.
         signal.pthread_sigmask(signal.SIG_BLOCK, {*STOP_SIGNALS, signal.SIGINT})
         while True:
+            if not self._finishing:
+                with contextlib.suppress(OSError):  # it is tried again when there is a checkpoint
+                    self._ready_process()
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting is not None or self._finishing)
                 if self._waiting is None or self._ended:
@@ -175,17 +188,27 @@ class Pusher:
             finally:
                 self._unlink(checkpoint)
 
+    def _ready_process(self) -> subprocess.Popen | None:
+        """Return a process that can push, None when the run has ended."""
+        with self._changed:
+            if self._ended:
+                return None
+            if self.process is None or self.process.poll() is not None:
+                self.process = background.start(self.queue)
+            return self.process
+
     def _push(self, checkpoint: Path, step: int) -> None:
         assert self.target is not None
         arguments = [str(checkpoint), *self.target.words, "--license", self.license]
         arguments += ["--tag", f"step-{step}"] * self.tag
-        with self._changed:
-            if self._ended:
-                return
-            niceness = 0 if self._finishing else 19  # training has ended, and waits
-            self.process = process = background.start(arguments, self.queue, niceness)
+        process = self._ready_process()
+        if process is None:
+            return
+        assert process.stdin is not None and process.stdout is not None
+        with contextlib.suppress(OSError):  # it has just died, which its exit code tells
+            process.stdin.write(json.dumps(arguments) + "\n")
+            process.stdin.flush()
         superseded, line = False, ""
-        assert process.stdout is not None
         for text in process.stdout:
             line = clean(text) or line
             if "trying again in" in text:
