@@ -72,9 +72,18 @@ def command_line(pid: int) -> str:
         return ""
 
 
-def alive(pid: int) -> bool:
+def state(pid: int) -> str:
     path = Path(f"/proc/{pid}/stat")
-    return path.exists() and path.read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    return path.read_text().rsplit(")", 1)[1].split()[0] if path.exists() else "X"
+
+
+def alive(pid: int) -> bool:
+    return state(pid) not in "ZX"
+
+
+def is_idle(pid: int) -> bool:
+    """Return whether it waits, all imported, for a second; on a busy machine imports take longer than a push may."""
+    return all(state(pid) == "S" and time.sleep(0.05) is None for _ in range(20))
 
 
 @dataclass(frozen=True)
@@ -190,13 +199,13 @@ def test_a_checkpoint_that_is_deleted_while_it_waits(guarded, trained, tmp_path)
 
 def test_a_stop_pushes_what_was_saved(guarded, ranks, flags, tmp_path):
     pids = ranks.start(
-        2, flags("me/stopped", *UNSEEN, "--epochs", "500", "--save-frequency", "1000", "--hub-branch", "x")
+        2, flags("me/stopped", *UNSEEN, "--epochs", "9000", "--save-frequency", "9999", "--hub-branch", "x")
     )
     run = tmp_path / "run"
-    wait_for(lambda: "Train Epoch: 1 " in log_of(run))
-    os.kill(pids[1], signal.SIGTERM)
-    wait_for(lambda: len(workers(pids[0])) == 1)
+    wait_for(lambda: "Train Epoch: 1 " in log_of(run) and len(workers(pids[0])) == 1)
     (worker,) = workers(pids[0])
+    wait_for(lambda: is_idle(worker))
+    os.kill(pids[1], signal.SIGTERM)
     os.kill(worker, signal.SIGTERM)  # a scheduler sends it to every process: what is being pushed goes on
     assert workers(pids[1]) == []
     assert ranks.wait(pids) == [75, 75]
