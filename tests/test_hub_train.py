@@ -205,8 +205,10 @@ def test_a_stop_pushes_what_was_saved(guarded, ranks, flags, tmp_path):
     wait_for(lambda: "Train Epoch: 1 " in log_of(run) and len(workers(pids[0])) == 1)
     (worker,) = workers(pids[0])
     wait_for(lambda: is_idle(worker))
+    os.kill(worker, signal.SIGTERM)  # a scheduler sends it to every process
+    time.sleep(0.5)
+    assert alive(worker)
     os.kill(pids[1], signal.SIGTERM)
-    os.kill(worker, signal.SIGTERM)  # a scheduler sends it to every process: what is being pushed goes on
     assert workers(pids[1]) == []
     assert ranks.wait(pids) == [75, 75]
     epochs, _ = checkpoints.position(checkpoints.newest_good(run / "checkpoints"))
