@@ -69,10 +69,7 @@ def hub(place: Path) -> Iterator[None]:
 
 
 def measure(place: Path) -> tuple[list[float], list[float]]:
-    """Return the seconds per step with and without a push.
-
-    One push after the other goes through all of its stages.
-    """
+    """Return the seconds of steps with and without a push; each push goes through all of its stages."""
     step, checkpoint = training()
     (place / "run").mkdir()
     pusher = Pusher(HubTarget("me/benchmark"), place / "run")
@@ -83,15 +80,15 @@ def measure(place: Path) -> tuple[list[float], list[float]]:
         pusher.offer(saved, number)
 
     def seconds(pushing: bool) -> float:
-        assert pusher.process is not None
-        pusher.process.send_signal(signal.SIGCONT if pushing else signal.SIGSTOP)
+        if pusher.process is not None:  # which does nothing to one that has ended
+            pusher.process.send_signal(signal.SIGCONT if pushing else signal.SIGSTOP)
         start = time.perf_counter()
         for _ in range(STEPS):
             step()
         return (time.perf_counter() - start) / STEPS
 
     offer(0)
-    while pusher.pushed != 0:  # until then, the process starts and loads its libraries
+    while pusher.pushed != 0:  # the Hub makes the repo
         step()
     with_push: list[float] = []
     without: list[float] = []
@@ -106,7 +103,7 @@ def measure(place: Path) -> tuple[list[float], list[float]]:
 
 
 def training() -> tuple[Callable[[], None], Callable[[int], dict[str, Any]]]:
-    """Return a training step of the small model, and a function that returns its checkpoint."""
+    """Return a training step of the small model, and a function for the content of its checkpoint."""
     model = open_clip.create_model("PCMEpp-tiny", output_dict=True)
     loss = PCMEppLoss()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)

@@ -14,8 +14,7 @@ from pcmepp_openclip import ImageTextModel, cli
 from pcmepp_openclip.ambiguity import Calibration
 from pcmepp_openclip.ambiguity.store import BANK_FILE, CALIBRATION_FILE, load_calibration, save_bank, save_calibration
 from pcmepp_openclip.evaluation.loading import load_model
-from pcmepp_openclip.hub.card import write_card
-from pcmepp_openclip.hub.facts import Facts
+from pcmepp_openclip.hub.card import Facts, write_card
 from pcmepp_openclip.models.export import export_model
 
 TEXTS = ["a dog", "a small black dog on a red sofa"]

@@ -70,6 +70,10 @@ def reliability(confidence_N: Tensor, hit_N: Tensor, count: int = 10) -> tuple[l
     return found, error
 
 
+# scipy and scikit-learn were measured for the statistics below and in `failure`: they agree to 1e-7, take 1.1 to 2
+# times as long on 100,000 samples and 2 to 24 times on 1,000, and would add 200 MB and a second of import.
+
+
 def spearman(a_N: Tensor, b_N: Tensor) -> float:
     """The rank correlation; equal values share their mean rank. nan where one of the two is constant."""
     return pearson(_mean_ranks(a_N), _mean_ranks(b_N))

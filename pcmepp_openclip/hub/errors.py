@@ -1,4 +1,4 @@
-"""What a failure of the Hub means to a user: whether to try again and when, or one sentence that says what to do.
+"""Failures of the Hub, explained to a user: whether to try again and when, or one sentence that says what to do.
 
 No sentence holds a URL's query or a token: what a server says is shown without them.
 """
@@ -15,11 +15,11 @@ MAX_RETRY_AFTER_S = 600.0  # seconds of a Retry-After that are still waited for
 
 
 class PermanentHubError(ValueError):
-    """Nothing that waiting would cure, or waited for long enough. The message is one sentence for the user."""
+    """A failure that waiting does not cure, or did not. The message is one sentence for the user."""
 
 
 class TransientHubError(Exception):
-    """A failure that may be over soon. `wait` is what the server asks for, in seconds, or None."""
+    """A failure that may be over soon. `wait` is the time in seconds that the server asks for, or None."""
 
     def __init__(self, message: str, wait: float | None = None, answered: bool = True):
         super().__init__(message)
@@ -28,15 +28,15 @@ class TransientHubError(Exception):
 
 
 def classify(error: Exception, repo_id: str) -> TransientHubError | PermanentHubError | None:
-    """What an exception of huggingface_hub's means; None if it is no failure of the Hub."""
+    """Explain an exception of huggingface_hub; None if it is no failure of the Hub."""
     for cause in _causes(error):
         if isinstance(cause, HfHubHTTPError) and cause.response is not None:
             return _by_status(cause, repo_id)
-        if isinstance(cause, (HTTPError, ConnectionError, TimeoutError)):  # HTTPError: of the HTTP library, any kind
+        if isinstance(cause, (HTTPError, ConnectionError, TimeoutError)):  # HTTPError is the HTTP library's base class
             return TransientHubError(f"the Hub cannot be reached ({type(cause).__name__})", answered=False)
-    if isinstance(error, (OSError, RuntimeError)):  # of other ways to send a file, which have no errors of their own
+    if isinstance(error, (OSError, RuntimeError)):  # other ways to send a file have no errors of their own
         return TransientHubError(f"the upload failed ({type(error).__name__}: {clean(str(error))})")
-    if isinstance(error, ValueError):  # of the client's own checks: a wrong repo name, a card it does not take
+    if isinstance(error, ValueError):  # the client checks the name of the repo and the card
         return PermanentHubError(f"The Hub's client refuses {repo_id}: {clean(str(error))}")
     return None
 
@@ -49,7 +49,7 @@ def _by_status(error: HfHubHTTPError, repo_id: str) -> TransientHubError | Perma
         return PermanentHubError(
             f"There is no room left for {repo_id}{because}: free space or change the plan, then push again."
         )
-    if status == 403 and re.search(r"(?i)expired", said):  # of an upload's own address: the next try gets a new one
+    if status == 403 and re.search(r"(?i)expired", said):  # an upload has its own address: the next try gets a new one
         return TransientHubError(f"the upload took longer than its address was good for{because}")
     if status == 401:
         return PermanentHubError(
@@ -70,7 +70,7 @@ def _by_status(error: HfHubHTTPError, repo_id: str) -> TransientHubError | Perma
 
 
 def clean(text: str) -> str:
-    """Text of others in one line, without anything that opens a door."""
+    """Return text from elsewhere in one line, without credentials."""
     token = get_token()
     text = printable(redact(" ".join(text.split())))
     if token:
@@ -81,7 +81,7 @@ def clean(text: str) -> str:
 def _seconds(header: str | None) -> float | None:
     try:
         return None if header is None else min(max(float(header), 0.0), MAX_RETRY_AFTER_S)
-    except ValueError:  # a date; the client's own waiting covers those
+    except ValueError:  # a date, for which the client itself waits
         return None
 
 

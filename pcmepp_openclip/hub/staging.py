@@ -1,10 +1,7 @@
-"""What can be pushed, as a folder ready to push: a run, one of its checkpoints, a file of weights, or a `local-dir`."""
+"""Make a folder that is ready to push of a run, one of its checkpoints, a file of weights, or a `local-dir`."""
 
-import errno
 import json
-import os
 import shutil
-import stat
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,16 +16,17 @@ from ..evaluation.loading import load_model
 from ..host import config_check, names, never_ask, repos, tokenizers, weights
 from ..models import export
 from ..runs import checkpoints, record
-from . import card, figures
-from .facts import Facts
+from . import card
+from .background import QUEUE
+from .card import Facts
 
 PUSHED_FILES = (
     repos.WEIGHTS_FILE,
     repos.CONFIG_FILE,
     export.CARD,
-    figures.LOSS,
-    figures.PSEUDO_POSITIVES,
-    figures.UNCERTAINTY,
+    card.LOSS,
+    card.PSEUDO_POSITIVES,
+    card.UNCERTAINTY,
     BANK_FILE,
     CALIBRATION_FILE,
     *tokenizers.TOKENIZER_FILES,
@@ -37,12 +35,11 @@ PUSHED_FILES = (
 
 @dataclass(frozen=True)
 class PushRequest:
-    """What a user asked to push.
+    """All that a user can say of a push.
 
     Arguments:
         path: a run folder, a `.pt` or `.safetensors` file, or a folder with an `open_clip_config.json`.
         model: the name of the model config, where the file does not know it.
-        run: the run folder that a checkpoint belongs to, where that is not its folder's parent.
         bank, calibration: files to push with the weights; those of a folder with a config go along anyway.
     """
 
@@ -50,28 +47,27 @@ class PushRequest:
     repo_id: str
     license: str = "mit"
     model: str | None = None
-    run: Path | None = None
     bank: Path | None = None
     calibration: Path | None = None
 
 
 def stage(request: PushRequest, folder: Path) -> str:
-    """Write what is to be pushed to the folder `folder`; the message of the commit."""
+    """Write what is to be pushed to `folder`, and return the message of the commit."""
     never_ask()
     path = request.path
     if (path / repos.CONFIG_FILE).is_file():
         return _copy_local_dir(request, folder)
     if path.is_dir():
-        found = checkpoints.newest_good(path / "checkpoints")
-        if found is None:
+        newest = checkpoints.newest_good(path / "checkpoints")
+        if newest is None:
             raise ValueError(
                 f"{path} holds neither {repos.CONFIG_FILE} nor a good checkpoints/epoch_N.pt: name a run, a .pt file "
                 "or a local-dir."
             )
-        return _from_checkpoint(found, request, path, folder)
+        return _from_checkpoint(newest, request, path, folder)
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file or folder.")
-    run = request.run or (path.parent.parent if path.parent.name == "checkpoints" else None)
+    run = path.parent.parent if path.parent.name in ("checkpoints", QUEUE) else None
     return _from_checkpoint(path, request, run, folder)
 
 
@@ -88,7 +84,7 @@ def _from_checkpoint(path: Path, request: PushRequest, run: Path | None, folder:
     export.write_folder(folder, tensors, config, tokenizer=_tokenizer(path, config))
     bank_size, calibration = _stage_bank(request, folder)
     metrics, bins = _last(logs / record.RESULTS, epochs), _last(logs / record.UNCERTAINTY, epochs)
-    if isinstance(checkpoint.get("metrics"), dict):  # averaged weights, of which the run's files do not tell
+    if isinstance(checkpoint.get("metrics"), dict):  # averaged weights, whose metrics the run's files do not hold
         metrics, bins = checkpoint["metrics"], {}
     history = [] if samples is None else record.read_lines(logs / record.HISTORY, "samples", samples)
     facts = Facts(
@@ -114,7 +110,7 @@ def _from_checkpoint(path: Path, request: PushRequest, run: Path | None, folder:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A checkpoint of a run, or bare weights as one; the optimizer's part stays on the disk, no code is run."""
+    """Read a checkpoint of a run, or bare weights as one. The optimizer's part stays on the disk; no code is run."""
     if path.suffix == ".pt" and zipfile.is_zipfile(path):
         problem = checkpoints.damage(path)
         if problem:
@@ -131,7 +127,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _config(path: Path, about: dict, name: str | None, tensors: dict) -> dict:
-    """The model's config, and the certainty that the weights fit it."""
+    """Return the model's config; ValueError if the weights do not fit it."""
     if name is None and not about:
         raise ValueError(f"{path} does not say which model it is of: add --model, as in --model PCMEpp-ViT-B-16.")
     config = about.get("config")
@@ -150,13 +146,13 @@ def _config(path: Path, about: dict, name: str | None, tensors: dict) -> dict:
     _check(config, str(path))
     try:
         expected = weights.shapes_of(config["model_cfg"])
-    except Exception as error:  # whatever open_clip makes of a config that it was not written for
+    except Exception as error:  # open_clip does not check configs
         raise ValueError(
             f"{path}: no model can be built of its config ({type(error).__name__}): use --model."
         ) from None
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if expected != found:
-        wrong = sorted(key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key))
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if expected != shapes:
+        wrong = sorted(key for key in expected.keys() | shapes.keys() if expected.get(key) != shapes.get(key))
         raise ValueError(
             f"{path} does not fit the model config: {len(wrong)} tensors differ, {wrong[0]} for one. "
             "Name the config that it was trained with by --model."
@@ -165,7 +161,7 @@ def _config(path: Path, about: dict, name: str | None, tensors: dict) -> dict:
 
 
 def _check(config: Any, where: str) -> None:
-    """ValueError for a config that no model of anyone's should be built of."""
+    """Raise a ValueError for a config that no model should be built of."""
     if repos.is_ours(config):
         return config_check.check_config(config, where)
     config_check.check_plain_config(config, where)
@@ -190,17 +186,18 @@ def _tokenizer(path: Path, config: dict) -> Any:
 
 
 def _is_curve(pair: Any) -> bool:
-    """Whether it is two lists of numbers, of the same length."""
+    """Return whether it is two lists of numbers, of the same length."""
     if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, list) for part in pair)):
         return False
     return len(pair[0]) == len(pair[1]) > 0 and all(record.is_number(x) for part in pair for x in part)
 
 
 def _last(path: Path, epoch: int | None) -> dict[str, Any]:
-    """The line of the latest epoch, up to the checkpoint's."""
-    found = record.read_lines(path, "epoch", float("inf") if epoch is None else epoch)
+    """Return the latest metrics up to the checkpoint's epoch."""
     merged: dict[str, Any] = {}
-    for line in found:  # zero-shot and retrieval are not measured at the same epochs
+    for line in record.read_lines(
+        path, "epoch", float("inf") if epoch is None else epoch
+    ):  # zero-shot and retrieval are not measured at the same epochs
         merged |= line
     return merged
 
@@ -236,14 +233,14 @@ def _copy_local_dir(request: PushRequest, folder: Path) -> str:
 
 
 def _stage_bank(request: PushRequest, folder: Path) -> tuple[int | None, Calibration | None]:
-    """The size of the bank and the calibration, where there are such files to push, which must be sound and of the
-    model in `folder`."""
+    """Return the size of the bank and the calibration, where there are such files to push; ValueError if they are
+    damaged or not of the model in `folder`."""
     sources = {}
-    for name, given in ((BANK_FILE, request.bank), (CALIBRATION_FILE, request.calibration)):
-        if given is not None:
-            _copy(given.resolve(), folder / name)
+    for name, file in ((BANK_FILE, request.bank), (CALIBRATION_FILE, request.calibration)):
+        if file is not None:
+            _copy(file.resolve(), folder / name)
         if (folder / name).exists():
-            sources[name] = given or request.path / name
+            sources[name] = file or request.path / name
     bank = calibration = None
     if not sources:
         return None, None
@@ -272,19 +269,13 @@ def _check_exported(config: Any, where: str) -> None:
         raise ValueError(f"its {repos.CONFIG_FILE} has no model_cfg with vision_cfg and text_cfg.")
 
 
-def _copy(source: Path, folder: Path) -> None:
-    """A file as it is. A link is not followed: it may lead to anything, and what is pushed may be public."""
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file as it is. A link is not followed: it may lead to anything, and what is pushed may be public."""
     if source.is_symlink():
         raise ValueError(f"{source} is a symbolic link, which is not followed: put the file itself in its place.")
+    if source.exists() and not source.is_file():
+        raise ValueError(f"{source} is not a file: remove or rename it.")
     try:
-        with open(
-            source, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
-        ) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ValueError(f"{source} is not a file: remove or rename it.")
-            with folder.open("wb") as copy:
-                shutil.copyfileobj(file, copy, 1 << 24)
+        shutil.copyfile(source, target, follow_symlinks=False)
     except OSError as error:
-        if error.errno == errno.EISDIR:
-            raise ValueError(f"{source} is not a file: remove or rename it.") from None
         raise ValueError(f"{source} cannot be copied: {error.strerror}.") from None

@@ -7,11 +7,9 @@
 The token is the client's own: HF_TOKEN or `hf auth login`. It is never an argument here.
 """
 
-import contextlib
-import logging
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,8 +17,10 @@ from typing import Any, TypeVar
 from . import errors
 from .errors import PermanentHubError, TransientHubError
 
-RETRY_WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds between tries; the client has its own within a file
-SILENCE_TIMEOUT_S = 60.0  # seconds without an answer or a byte that the Hub may take; the client would wait for ever
+# Seconds between tries. The client's own retries cover the sending of a file, 2 of the 9 failures that the tests let
+# pass by, and not the requests that make a repo, a commit or a tag.
+RETRY_WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)
+SILENCE_TIMEOUT_S = 60.0  # seconds that the Hub may take to answer or to take a byte; the client would wait for ever
 
 T = TypeVar("T")
 Say = Callable[[str], None]
@@ -28,12 +28,12 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class HubTarget:
-    """Where to push.
+    """A place to push to.
 
     Arguments:
-        branch: made if it is not there; the main one by default.
+        branch: it is made if it is not there; the main one by default.
         pull_request: open one instead of committing.
-        private: of a repo that has to be made; one that exists stays as it is.
+        private: make the repo private, if it has to be made; one that exists stays as it is.
     """
 
     repo_id: str
@@ -49,14 +49,14 @@ class HubTarget:
 
     @property
     def words(self) -> list[str]:
-        """What `pcmepp push` takes for this target."""
-        flags = [f"--branch {self.branch}"] * bool(self.branch) + ["--private"] * self.private
-        return [self.repo_id, *flags, *["--pr"] * self.pull_request]
+        """The arguments of `pcmepp push` for this target."""
+        branch = ["--branch", self.branch] if self.branch else []
+        return [self.repo_id, *branch, *["--private"] * self.private, *["--pr"] * self.pull_request]
 
 
 @dataclass(frozen=True)
 class Pushed:
-    """What became of a push. `changed` is False where the repo already held all of it."""
+    """The result of a push. `changed` is False where the repo already held all of it."""
 
     url: str
     commit: str
@@ -64,9 +64,9 @@ class Pushed:
 
 
 def check_access(target: HubTarget, silence: float = SILENCE_TIMEOUT_S) -> None:
-    """Make the repo if it is not there, and see that this token may write to it.
+    """Make the repo if it is not there, and check that this token may write to it.
 
-    PermanentHubError says in one sentence why it may not; TransientHubError that the Hub could not be asked.
+    PermanentHubError says in one sentence why it may not; TransientHubError says that the Hub could not be asked.
     """
     from huggingface_hub import get_token
 
@@ -76,12 +76,10 @@ def check_access(target: HubTarget, silence: float = SILENCE_TIMEOUT_S) -> None:
             "There is no flag for it, since flags are logged."
         )
     api = _api()
-    with _quiet(bars=False):
-        _meaning(
-            target, lambda: api.create_repo(target.repo_id, private=target.private or None, exist_ok=True), silence
-        )
-        if not target.pull_request:  # a pull request is anyone's right
-            _meaning(target, lambda: api.auth_check(target.repo_id, write=True), silence)
+    private = target.private or None
+    _explained(target, lambda: api.create_repo(target.repo_id, private=private, exist_ok=True), silence)
+    if not target.pull_request:  # anyone may open one
+        _explained(target, lambda: api.auth_check(target.repo_id, write=True), silence)
 
 
 def push(
@@ -90,11 +88,15 @@ def push(
     """Commit the files of `folder`; those that the repo already holds are not sent.
 
     Arguments:
-        say: called with one line per retry that gives the reason; may raise an exception to give up.
+        say: called with one line per retry that gives the reason.
         bars: show the client's progress bars, on a terminal.
     """
     from huggingface_hub import CommitOperationAdd
+    from huggingface_hub.utils import disable_progress_bars, logging
 
+    logging.set_verbosity(logging.CRITICAL)  # the client's warnings quote signed addresses
+    if not bars:
+        disable_progress_bars()
     api = _api()
 
     def commit() -> Any:
@@ -103,7 +105,7 @@ def push(
             api.create_branch(target.repo_id, branch=target.branch, exist_ok=True)
         files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
         operations = [CommitOperationAdd(path.relative_to(folder).as_posix(), path) for path in files]
-        return api.create_commit(
+        return api.create_commit(  # upload_folder may make several commits: weights and card would not change together
             target.repo_id,
             operations,
             commit_message=message,
@@ -111,16 +113,15 @@ def push(
             create_pr=target.pull_request,
         )
 
-    with _quiet(bars):
-        head = _patiently(target, lambda: _head(api, target), say)
-        info = _patiently(target, commit, say)
-        if tag:
-            _patiently(target, lambda: _tag(api, target, tag, info.oid), say)
+    head = _patiently(target, lambda: _head(api, target), say)
+    info = _patiently(target, commit, say)
+    if tag:
+        _patiently(target, lambda: _tag(api, target, tag, info.oid), say)
     return Pushed(info.pr_url or info.commit_url, info.oid, info.oid != head)
 
 
 def _head(api: Any, target: HubTarget) -> str | None:
-    """The commit that is there now, None if there is none or no repo."""
+    """Return the newest commit, None if there is none or no repo."""
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     try:
@@ -139,10 +140,10 @@ def _tag(api: Any, target: HubTarget, tag: str, commit: str) -> None:
 
 
 def _patiently(target: HubTarget, do: Callable[[], T], say: Say) -> T:
-    """`do`, tried again with longer and longer waits where that may help; PermanentHubError where not."""
+    """Call `do`, again after longer and longer waits where that may help; PermanentHubError where not."""
     for wait in (*RETRY_WAITS_S, None):
         try:
-            return _meaning(target, do)
+            return _explained(target, do)
         except TransientHubError as passing:
             if target.pull_request and not passing.answered:  # it may have been opened: not a second one
                 raise PermanentHubError(
@@ -158,8 +159,8 @@ def _patiently(target: HubTarget, do: Callable[[], T], say: Say) -> T:
     raise AssertionError
 
 
-def _meaning(target: HubTarget, do: Callable[[], T], silence: float = SILENCE_TIMEOUT_S) -> T:
-    """`do`, with the exceptions of the client as PermanentHubError or TransientHubError."""
+def _explained(target: HubTarget, do: Callable[[], T], silence: float = SILENCE_TIMEOUT_S) -> T:
+    """Call `do`; the exceptions of the client become PermanentHubError or TransientHubError."""
     from huggingface_hub import get_session
 
     get_session().timeout = silence
@@ -178,20 +179,3 @@ def _api() -> Any:
     from huggingface_hub import HfApi
 
     return HfApi(library_name="pcmepp-openclip")
-
-
-@contextlib.contextmanager
-def _quiet(bars: bool) -> Iterator[None]:
-    """The client without its log lines, which quote signed addresses, and without bars unless wanted."""
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    level, disabled = logging.root.manager.disable, are_progress_bars_disabled()
-    logging.disable(max(level, logging.WARNING))
-    if not bars and not disabled:
-        disable_progress_bars()
-    try:
-        yield
-    finally:
-        logging.disable(level)
-        if not bars and not disabled:
-            enable_progress_bars()

@@ -10,7 +10,7 @@ Lines = Sequence[Mapping[str, Any]]
 
 
 def loss(history: Lines) -> Any:
-    """The sum of the loss terms, and each of them where there are several, by samples seen."""
+    """Draw the sum of the loss terms, and each of them where there are several, by samples seen."""
     if len(history) < 2:
         return None
     figure, axes = plots.new("Loss", x="samples seen", y="loss")
@@ -24,8 +24,8 @@ def loss(history: Lines) -> Any:
 
 
 def pseudo_positives(history: Lines) -> Any:
-    """How many pairs of a batch of all ranks are nearer than a true pair, over both directions, by samples seen. They
-    are counted whether or not the loss has a weight for them."""
+    """Draw how many pairs of a batch of all ranks are nearer than a true pair, over both directions, by samples seen.
+    They are counted whether or not the loss has a weight for them."""
     counted = [line for line in history if "pseudo_positives" in line]
     if len(counted) < 2:
         return None

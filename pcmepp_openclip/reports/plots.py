@@ -14,7 +14,7 @@ INK = "#767676"  # readable on white and on black; `svg` gives it to the page to
 
 
 def new(title: str = "", x: str = "", y: str = "", size: tuple[float, float] = (5.0, 3.2)) -> tuple[Any, Any]:
-    """A figure and its axes, in no window and no global state."""
+    """Return a figure and its axes, in no window and no global state."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
@@ -36,7 +36,7 @@ def png(figure: Any, path: Path, dpi: int = 150) -> Path:
 
 
 def svg(figure: Any) -> str:
-    """The figure as an element to put into HTML; what is drawn in `INK` takes the colour of the text around it."""
+    """Return the figure as an element of HTML; what is drawn in `INK` takes the colour of the text around it."""
     import matplotlib
 
     file = io.StringIO()

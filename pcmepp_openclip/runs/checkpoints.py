@@ -30,13 +30,13 @@ def file_name(epochs: int, batches: int = 0) -> str:
 
 
 def position(path: Path) -> tuple[int, int] | None:
-    """(complete epochs, batches of the next one) of a checkpoint's name, or None for any other file."""
+    """Return (complete epochs, batches of the next one) by a checkpoint's name, or None for any other file."""
     match = NAME.fullmatch(path.name)
     return (int(match[1]), int(match[2] or 0)) if match else None
 
 
 def save(checkpoint: dict, path: Path) -> bool:
-    """Write a checkpoint: to a temporary file next to it, flushed to disk, renamed. Returns whether it worked.
+    """Write a checkpoint: to a temporary file next to it, flushed to disk, renamed. Return whether that worked.
 
     A failure, such as a full disk, costs only this file: it is logged, and the run continues.
     """
@@ -46,8 +46,8 @@ def save(checkpoint: dict, path: Path) -> bool:
 class Saver:
     """Saves checkpoints one after the other, and holds a run up no longer than a plain `torch.save` does.
 
-    That is for the writing; the disk is waited for in a thread, while the run continues. A file has its name only when
-    it is safely there. `failed` is the last one if it is not, once it was waited for.
+    The run waits for the writing only; a thread waits for the disk while the run continues. A file has its name only
+    when it is safely there. `failed` is the last one if it is not, once it was waited for.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,8 @@ class Saver:
         self.failed: Path | None = None
 
     def save(self, checkpoint: dict, path: Path, then: Callable[[], None]) -> None:
-        """`then` is called in the thread, once the file is there; if it raises an OSError, the file is no good."""
+        """Save a checkpoint. `then` is called in the thread once the file is there; the file is no good if it raises an
+        OSError."""
         self.wait()
         self.failed = path
         self._again = functools.partial(self.save, checkpoint, path, then)
@@ -66,7 +67,7 @@ class Saver:
 
     @property
     def writing(self) -> bool:
-        """Whether the last one may still come to be there."""
+        """True while the last one is being saved."""
         return self._thread is not None
 
     def _finish(self, path: Path, then: Callable[[], None]) -> None:
@@ -75,7 +76,7 @@ class Saver:
 
     def insist(self, seconds: float) -> bool:
         """Save the last one again and again, for so long at most, if it failed; its tensors must not have changed
-        since. Whether it is on the disk."""
+        since. Return whether it is on the disk."""
         end = time.monotonic() + seconds
         while True:
             self.wait()
@@ -88,7 +89,7 @@ class Saver:
             self._again()
 
     def wait(self) -> None:
-        """Until what was saved is on the disk."""
+        """Wait until what was saved is on the disk."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -134,7 +135,7 @@ def _sync(path: Path) -> None:
 
 
 def fault(path: Path) -> str | None:
-    """What is wrong with a checkpoint file, or None if it is good: as it was saved, to the last bit.
+    """Say what is wrong with a checkpoint file; None if it is as it was saved, to the last bit.
 
     Files without a digest, of stock open_clip or of an earlier version of this package, are good if their checksums
     fit and they can be read. That is said once.
@@ -162,7 +163,7 @@ def _reason(error: Exception) -> str:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """A checkpoint, verified while it is read; only tensors and plain types, so that no code of a file is ever run."""
+    """Read a checkpoint and verify it; only tensors and plain types, so that no code of a file is ever run."""
     with verified(path):
         try:
             return torch.load(path, map_location="cpu", weights_only=True)
@@ -171,12 +172,12 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def newest_first(folder: Path) -> list[Path]:
-    """The checkpoints of a folder by position, temporary and other files left out."""
+    """Return the checkpoints of a folder by position, temporary and other files left out."""
     return sorted(filter(position, folder.glob("epoch_*.pt")), key=lambda path: position(path) or (), reverse=True)
 
 
 def newest_good(folder: Path) -> Path | None:
-    """The newest checkpoint that is whole; what was passed over is logged with the reason."""
+    """Return the newest checkpoint that is whole, and log the ones that were passed over with the reason."""
     for path in newest_first(folder):
         problem = fault(path)
         if problem is None:
@@ -204,7 +205,7 @@ def prune(folder: Path, keep: Path, keep_every_epoch: bool) -> None:
 
 
 def _leftovers(folder: Path) -> Iterator[Path]:
-    """Temporary files of processes that were killed while they saved."""
+    """Yield the temporary files of processes that were killed while they saved."""
     for path in folder.glob(".*.pt.*.tmp"):
         if path.suffixes[-2] != f".{os.getpid()}":
             yield path

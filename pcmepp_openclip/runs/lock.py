@@ -4,6 +4,9 @@ The file `lock` of a run folder is locked by the operating system, which forgets
 every file system of a cluster tells other nodes of such locks, so the file also holds a sign of life, renewed every
 few seconds: a run on another node that finds one watches whether it is renewed (then the folder is in use) or not any
 more (then its writer is dead).
+
+`filelock.SoftFileLease` does the latter by an exchange of two files, which NFS refuses: with version 4.2.10 the lock of
+a killed run was never taken over there. It also cannot know that a run on another node has long been dead.
 """
 
 import contextlib
@@ -24,7 +27,7 @@ NAME = "lock"
 RENEW_EVERY_S = 10.0  # seconds between two signs of life
 DEAD_AFTER_S = 45.0  # seconds without one
 LEAVE_TIMEOUT_S = 5.0  # seconds that a run which was just killed may take to be gone, its data workers included
-SIGN_BYTES = 512  # of a sign of life: always the same, so that one is overwritten at once
+SIGN_BYTES = 512  # length of a sign of life, always the same, so that one is overwritten at once
 
 
 class FolderInUse(RunFailed):
@@ -54,11 +57,11 @@ class FolderLock:
         self._released = threading.Event()
 
     def take(self) -> None:
-        """FolderInUse if another run holds it."""
+        """Lock the folder; FolderInUse if another run holds it."""
         self._file = os.open(self.folder / NAME, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            self._lock()
-            self._outwait()
+            self._wait_for_this_machine()
+            self._wait_for_another_machine()
             self._renew()
             self._check()
             if self.lost:  # two that came at once, without locks: the last to write has it
@@ -76,7 +79,7 @@ class FolderLock:
                 os.ftruncate(self._file, 0)
         os.close(self._file)
 
-    def _lock(self) -> None:
+    def _wait_for_this_machine(self) -> None:
         end = time.monotonic() + LEAVE_TIMEOUT_S
         while True:
             try:
@@ -88,8 +91,8 @@ class FolderLock:
             except OSError:  # a file system without locks: the signs of life must do
                 return
 
-    def _outwait(self) -> None:
-        """Until the one who left a sign of life is known to be dead."""
+    def _wait_for_another_machine(self) -> None:
+        """Wait until the run that left a sign of life has ended or is known to be dead."""
         first = self._read()
         if not first or first.get("machine") == self._me["machine"]:
             return  # on this machine the lock itself has told
@@ -106,7 +109,7 @@ class FolderLock:
                 raise self._in_use()
 
     def _age(self) -> float:
-        """Seconds since the last sign of life, by the clock of the file system alone."""
+        """Return the seconds since the last sign of life, by the clock of the file system alone."""
         probe = self.folder / f".{NAME}.{self._me['run']}"
         try:
             probe.touch()
@@ -123,13 +126,13 @@ class FolderLock:
             os.pwrite(self._file, sign.encode().ljust(SIGN_BYTES), 0)
 
     def _read(self) -> dict[str, Any]:
-        """The sign of life, {} where there is none."""
+        """Return the sign of life, {} where there is none."""
         try:
             # opened anew: what other nodes have written need not be in the buffers of a file that is open
-            found = json.loads((self.folder / NAME).read_bytes()[: 2 * SIGN_BYTES])
+            sign = json.loads((self.folder / NAME).read_bytes()[: 2 * SIGN_BYTES])
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return sign if isinstance(sign, dict) else {}
 
     def _check(self) -> None:
         now = self._read()
@@ -150,7 +153,7 @@ class FolderLock:
 
 
 def _machine() -> str:
-    """The same for all processes of a machine, containers included, and for no other machine."""
+    """Return a name that all processes of this machine share, containers included, and no other machine has."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

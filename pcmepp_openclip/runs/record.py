@@ -1,4 +1,4 @@
-"""What a run records about itself, in its checkpoints and in files next to them.
+"""The record of a run, in its checkpoints and in files next to them.
 
     checkpoint["about"]     config, hyperparameters, data, versions: plain types, nothing of the machine or its user
     history.jsonl           step, samples and each term of the loss, at open_clip's logging interval
@@ -38,14 +38,14 @@ _MODEL = re.compile(r"(hf-hub:)?[\w.-]+(/[\w.-]+)?(@[\w.-]+)?")  # a name of a m
 
 
 def check_fixed(now: dict[str, Any], before: dict[str, Any]) -> None:
-    """ValueError if a run with the hyperparameters `before` cannot be resumed with those of `now`."""
+    """Raise a ValueError if a run with the hyperparameters `before` cannot be resumed with those of `now`."""
     for name in FIXED if before else ():
         if (now.get(name) or None) != (before.get(name) or None):
             flag = flag_of(name)
-            was, given = (_words(flag, values.get(name)) for values in (before, now))
+            was, now_is = (_words(flag, values.get(name)) for values in (before, now))
             raise ValueError(
-                f"The run to resume was trained {was}, not {given}: give the same, or start a new run from its weights "
-                "by --pretrained and another --name."
+                f"The run to resume was trained {was}, not {now_is}: give the same, or start a new run from its "
+                "weights by --pretrained and another --name."
             )
 
 
@@ -56,14 +56,14 @@ def _words(flag: str, value: Any) -> str:
 
 
 def changes(now: dict[str, Any], before: dict[str, Any]) -> dict[str, list]:
-    """{name: [before, now]} of the hyperparameters that differ in a resumed run."""
+    """Return {name: [before, now]} of the hyperparameters that differ in a resumed run."""
     names = sorted(now.keys() | before.keys()) if before else []
     return {name: [before.get(name), now.get(name)] for name in names if before.get(name) != now.get(name)}
 
 
 @dataclass(frozen=True)
 class RunDescription:
-    """What may be published about a run.
+    """The part of a run's record that may be published.
 
     Arguments:
         hyperparameters: the flags that shape what is trained, see `hyperparameters`.
@@ -76,7 +76,7 @@ class RunDescription:
     sources: list[dict]
 
     def metadata(self, model: nn.Module, resumed: dict[str, Any]) -> dict[str, Any]:
-        """Plain types, to be saved with the weights of `model`.
+        """Return plain types, to be saved with the weights of `model`.
 
         Arguments:
             resumed: the metadata of the checkpoint that the run was resumed from, or {}. Start settings are taken
@@ -96,7 +96,7 @@ class RunDescription:
 
 
 def in_effect(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
-    """The hyperparameters of a resumed run: flags for its start no longer have an effect."""
+    """Return the hyperparameters of a resumed run, in which flags for the start of a run have no effect."""
     if not before:
         return now
     kept = {name: value for name, value in now.items() if name not in AT_START}
@@ -104,7 +104,7 @@ def in_effect(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
 
 
 def hyperparameters(args: dict[str, Any]) -> dict[str, Any]:
-    """The arguments that shape what is trained; none of them is a place, a name of someone, or free text."""
+    """Return the arguments that shape what is trained; none of them is a place, a name of someone, or free text."""
     args = {**args, **(args.get("pcmepp_cfg") or {})}
     settings = (field.name for field in dataclasses.fields(PCMEppCfg))
     allowed = {*PUBLISHED, *settings, *(name + WEIGHT for name in LOSSES)}
@@ -129,7 +129,7 @@ def _is_harmless(value: Any, depth: int = 0) -> bool:
 
 
 def sources_of(args: Any, spec: data.DataSpec) -> list[dict]:
-    """Name, samples and share of an epoch of each source of the training data, None where that is not known."""
+    """Return name, samples and share of an epoch of each source of the training data, None where it is not known."""
     if spec.sources:
         return data.summarize(spec)
     return [{"name": args.dataset_type, "samples": args.train_num_samples, "share": 1.0}]
@@ -152,8 +152,8 @@ def end_last_line(path: Path) -> None:
 
 
 def read_lines(path: Path, key: str, last: float = math.inf) -> list[dict[str, Any]]:
-    """The lines of such a file up to `last`, the latest for each value of `key`; damaged lines are left out."""
-    found: dict[float, dict[str, Any]] = {}
+    """Return the lines of such a file up to `last`, the latest for each value of `key`, without damaged lines."""
+    latest: dict[float, dict[str, Any]] = {}
     try:
         content = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     except OSError as error:
@@ -166,12 +166,12 @@ def read_lines(path: Path, key: str, last: float = math.inf) -> list[dict[str, A
         if isinstance(line, dict) and (key not in line or is_number(line[key])):
             at = line.get(key, math.inf)
             if at <= last or at == math.inf:
-                found[at] = line
-    return [found[at] for at in sorted(found)]
+                latest[at] = line
+    return [latest[at] for at in sorted(latest)]
 
 
 def numbers(line: dict[str, Any]) -> dict[str, float]:
-    """The numbers of such a line that have a name of the usual kind."""
+    """Return the numbers of such a line that have a name of the usual kind."""
     return {name: value for name, value in line.items() if is_name(name) and is_number(value)}
 
 
@@ -179,25 +179,25 @@ def numbers(line: dict[str, Any]) -> dict[str, float]:
 
 
 def checked(about: Any) -> dict[str, Any]:
-    """`about` of a checkpoint with what `RunDescription` could have written and nothing else; {} if it is no record."""
+    """Return of a checkpoint's record what `RunDescription` could have written, and nothing else; {} if it is none."""
     if not isinstance(about, dict) or not about:
         return {}
-    found = {name: about[name] if isinstance(about.get(name), dict) else {} for name in ("hyperparameters", "versions")}
+    parts = {name: about[name] if isinstance(about.get(name), dict) else {} for name in ("hyperparameters", "versions")}
     return {
         "config": about.get("config"),
         "hyperparameters": {
-            name: value for name, value in found["hyperparameters"].items() if is_name(name) and _is_publishable(value)
+            name: value for name, value in parts["hyperparameters"].items() if is_name(name) and _is_publishable(value)
         },
         "changes": [
             change for entry in _entries(about.get("changes")) if (change := _checked_change(entry)) is not None
         ],
         "data": [_checked_source(source) for source in _entries(about.get("data")) if is_name(source.get("name"))],
-        "versions": {name: text for name, text in found["versions"].items() if is_name(name) and is_name(text)},
+        "versions": {name: text for name, text in parts["versions"].items() if is_name(name) and is_name(text)},
     }
 
 
 def _entries(value: Any) -> list[dict]:
-    """The dicts of a list, [] for anything else."""
+    """Return the dicts of a list, [] for anything else."""
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, (list, tuple)) else []
 
 
@@ -206,7 +206,7 @@ def _is_publishable(value: Any) -> bool:
 
 
 def _checked_change(change: dict) -> dict[str, Any] | None:
-    """{"step": where a run was resumed, name: [before, after], ...}, or None if it says nothing."""
+    """Return {"step": where a run was resumed, name: [before, after], ...}, or None if it says nothing."""
     kept = {
         name: list(pair)
         for name, pair in change.items()
@@ -229,7 +229,7 @@ def _number_or_none(value: Any) -> Any:
 
 
 def count(value: Any) -> int | None:
-    """A whole number from 0 up, or None."""
+    """Return a whole number from 0 up, or None."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else None
 
 
@@ -238,5 +238,5 @@ def is_number(value: Any) -> bool:
 
 
 def is_name(value: Any) -> bool:
-    """Whether it is a short text of letters, digits and signs that have no meaning in Markdown."""
+    """Return whether it is a short text of letters, digits and signs that have no meaning in Markdown."""
     return isinstance(value, str) and re.fullmatch(r"\w[\w.,:=+@/ -]{0,79}", value, re.ASCII) is not None

@@ -1,7 +1,7 @@
 """The state of all random number generators that a run draws from, as tensors and plain types.
 
-Of the GPUs of a machine it is that of the run's own: the state of another one says nothing about the run, and reading
-it would take memory there.
+Of a machine's GPUs, only the one that the run computes on has a part: the state of another one says nothing about the
+run, and reading it would take memory there.
 """
 
 import random
@@ -12,7 +12,7 @@ import torch
 
 
 def state(device: str) -> dict[str, Any]:
-    """The states at this moment.
+    """Return the states at this moment.
 
     Arguments:
         device: the device that the run computes on, such as "cpu" or "cuda:1".
@@ -30,7 +30,7 @@ def state(device: str) -> dict[str, Any]:
 
 
 def restore(saved: dict[str, Any], device: str) -> None:
-    """Set all generators to what `state` has returned, on any device; that of a GPU needs one on both sides."""
+    """Set all generators to what `state` has returned, on any device; a GPU's is set if both devices are GPUs."""
     torch.set_rng_state(saved["torch"])
     version, words, gauss = saved["python"]
     random.setstate((version, tuple(words.tolist()), gauss))

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 SEAL = b"pcmepp-openclip digest "  # in front of the digest
-SEAL_BYTES = len(SEAL) + 64  # bytes of both
+SEAL_BYTES = len(SEAL) + 64  # length of both
 PIECE_BYTES = 1 << 18  # stays in the processor's cache between reading and summing
 ZIP, ZIP_END = b"PK\3\4", b"PK\5\6"  # what a zip file begins with, and what its last record begins with
-ZIP_END_SIZE = 22  # of that record, without a comment
-ZIP_FOLDER = 0x10  # the attribute of a folder; of a part that has it, torch reads nothing and returns what is in memory
+ZIP_END_SIZE = 22  # length of that record, without a comment
+ZIP_FOLDER = 0x10  # the attribute of a folder: where a part has it, torch reads nothing and returns what is in memory
 
 
 class Damaged(ValueError):
@@ -55,21 +55,21 @@ def digest_of(file: BinaryIO, length: int) -> bytes:
 
 
 def _digest_at_end(file: BinaryIO) -> bytes | None:
-    """The digest that a file ends with, or None if there is none."""
+    """Return the digest that a file ends with, or None if there is none."""
     file.seek(max(0, file.seek(0, os.SEEK_END) - SEAL_BYTES))
     end = file.read()
     return end[len(SEAL) :] if len(end) == SEAL_BYTES and end.startswith(SEAL) else None
 
 
 def is_sealed(path: Path) -> bool:
-    """Whether the file ends with a digest."""
+    """Return whether the file ends with a digest."""
     with path.open("rb") as file:
         return _digest_at_end(file) is not None
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a file of weights by the digest that it ends with, or, without one, by the checksums of a
-    zip file. None if it is good, or a file of another kind, which has neither."""
+    """Say what is wrong with a file of weights by the digest that it ends with, or, without one, by the checksums of a
+    zip file. Return None if it is good, or a file of another kind, which has neither."""
     try:
         with path.open("rb") as file:
             is_zip = file.read(len(ZIP)) == ZIP
@@ -83,7 +83,8 @@ def damage(path: Path) -> str | None:
 
 
 def _damage_of_zip(path: Path) -> str | None:
-    """Of one without a digest. torch writes no comment: where the last record is not the end, bytes are missing."""
+    """Say what is wrong with a zip file without a digest. torch writes no comment: where the last record is not the end
+    of the file, bytes are missing."""
     try:
         with path.open("rb") as file:
             file.seek(-ZIP_END_SIZE, os.SEEK_END)
@@ -96,15 +97,15 @@ def _damage_of_zip(path: Path) -> str | None:
                 return f"its part {folders[0]} is damaged"
             summed = any(part.CRC for part in archive.infolist())  # torch can be told to leave checksums out
             broken = archive.testzip() if summed else None
-    except Exception as error:  # of many kinds, by what of the directory is damaged
+    except Exception as error:  # zipfile raises different ones depending on which part of the directory is damaged
         return f"it is damaged ({' '.join(str(error).split()) or type(error).__name__})"
     return f"its part {broken} is damaged" if broken else None
 
 
 @contextlib.contextmanager
 def verified(path: Path) -> Iterator[None]:
-    """While a file is read it is verified, in a thread. A damaged one is `Damaged`, whatever the reader made of it."""
-    if not path.is_file():  # which the reader says in its own words
+    """Verify a file in a thread while it is read. A damaged one raises `Damaged`, whatever the reader made of it."""
+    if not path.is_file():  # the reader raises its own error
         yield
         return
     with ThreadPoolExecutor(1) as pool:

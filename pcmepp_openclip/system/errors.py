@@ -2,4 +2,4 @@
 
 
 class RunFailed(RuntimeError):
-    """A training run that ends for a reason that is no bug: the message is for users, a traceback would hide it."""
+    """A training run ends for a reason that is no bug: the message is for users, a traceback would hide it."""

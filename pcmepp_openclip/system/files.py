@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def check_folder(folder: Path, flag: str) -> None:
-    """Make the folder if it is not there, and see that a file can be written to it; ValueError if not."""
+    """Make the folder if it is not there, and check that a file can be written to it; ValueError if not."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -27,7 +27,7 @@ def check_folder(folder: Path, flag: str) -> None:
 
 
 def warn_once_of_a_full_disk() -> None:
-    """Make each log file that cannot be written say so once, where logging prints a traceback for every line."""
+    """Print one warning for each log file that cannot be written, where logging prints a traceback for every line."""
     for handler in logging.root.handlers:
         if isinstance(handler, logging.FileHandler):
             handler.handleError = functools.partial(_say_unwritten, handler, [])  # type: ignore[method-assign]
@@ -61,13 +61,13 @@ def save_tensors(tensors: "Mapping[str, Tensor]", path: Path, metadata: dict[str
 
 
 def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
-    """`write` to a temporary file beside `path`, then give it that name. ValueError if that fails."""
+    """Call `write` with a temporary file next to `path`, then give it that name. ValueError if that fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.open("wb").close()
         write(temporary)
         temporary.replace(path)
-    except Exception as error:  # of torch and safetensors, which have errors of their own for a full disk
+    except Exception as error:  # torch and safetensors have errors of their own for a full disk
         with contextlib.suppress(OSError):
             temporary.unlink()
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]

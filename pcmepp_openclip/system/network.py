@@ -1,4 +1,4 @@
-"""How the ranks of a run reach each other: the network interface, the limit of open files, their group on the CPUs and
+"""Connections between the ranks of a run: the network interface, the limit of open files, their group on the CPUs and
 the store that all of them can read.
 
 Gloo, torch's backend for CPUs, listens on the address that the host name resolves to, or else on loopback, where no
@@ -26,15 +26,15 @@ import torch.distributed as dist
 from .errors import RunFailed
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
-OWN_FILES = 1024  # of a rank without its connections: libraries, data workers, shards, what NCCL opens
-FILES_PER_RANK = 2  # on CPUs, where both torch's default group and that of the run are gloo's; one beside NCCL
+OWN_FILES = 1024  # open files of a rank without its connections: libraries, data workers, shards, NCCL
+FILES_PER_RANK = 2  # torch's default group and that of the run are both gloo's on CPUs; with NCCL one would do
 ELSEWHERE = "192.0.2.1"  # an address for documentation, which exists nowhere: its route is the default route
 _SIOCGIFADDR = 0x8915
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.01, 1.0
 
 
 def several_nodes() -> bool:
-    """Whether the launcher, torchrun or srun, has started this run on more than one node."""
+    """Return whether the launcher, torchrun or srun, has started this run on more than one node."""
     ranks, here = os.environ.get("WORLD_SIZE"), os.environ.get("LOCAL_WORLD_SIZE")
     if ranks is not None and here is not None:
         return ranks != here
@@ -60,23 +60,25 @@ def choose_interface(head: str | None = None) -> str | None:
 
 
 def interface_towards(head: str, several_nodes: bool) -> str | None:
-    """The interface of the route to `head`. On the head node itself, the one that has the address of `head`; if the
-    name resolves to loopback there and there are other nodes, that of the default route, or the only one there is."""
+    """Return the interface of the route to `head`. On the head node itself, it is the one that has the address of
+    `head`; if the name resolves to loopback there and there are other nodes, it is that of the default route, or the
+    only one there is."""
     names, sources = _interfaces(), _sources(head)
     if not sources:
         return None
-    found = [names[address] for address in sources if address in names]
-    outward = [name for name in found if not _is_loopback(name, names)]
-    if found and not several_nodes:
-        return (outward or found)[0]
+    loopback = {name for address, name in names.items() if ipaddress.ip_address(address).is_loopback}
+    routes = [names[address] for address in sources if address in names]
+    outward = [name for name in routes if name not in loopback]
+    if routes and not several_nodes:
+        return (outward or routes)[0]
     outward += [names[address] for address in _sources(ELSEWHERE) if address in names]
-    others = sorted({name for name in names.values() if not _is_loopback(name, names)})
-    return next(iter(outward), others[0] if len(others) == 1 else None)
+    others = set(names.values()) - loopback
+    return outward[0] if outward else others.pop() if len(others) == 1 else None
 
 
 def _sources(host: str) -> list[str]:
-    """The own addresses from which `host` is reached. Nothing is sent."""
-    found = []
+    """Return the own addresses from which `host` is reached. Nothing is sent."""
+    addresses = []
     try:
         targets = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
     except OSError:
@@ -85,37 +87,33 @@ def _sources(host: str) -> list[str]:
         try:
             with socket.socket(family, kind, protocol) as probe:
                 probe.connect(target)
-                found.append(probe.getsockname()[0].partition("%")[0])
+                addresses.append(probe.getsockname()[0].partition("%")[0])
         except OSError:  # there is no route
             continue
-    return found
+    return addresses
 
 
 def _interfaces() -> dict[str, str]:
-    """The names of the network interfaces by address. Linux only."""
+    """Return the names of the network interfaces by address. Linux only."""
     if sys.platform != "linux":
         return {}
-    found = {}
+    names = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
             try:
                 answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", name.encode()))
-                found[socket.inet_ntoa(answer[20:24])] = name
+                names[socket.inet_ntoa(answer[20:24])] = name
             except OSError:  # it has no IPv4 address
                 continue
     six = Path("/proc/net/if_inet6")
     for line in six.read_text().splitlines() if six.exists() else ():
         digits, *_, name = line.split()
-        found[str(ipaddress.IPv6Address(bytes.fromhex(digits)))] = name
-    return found
-
-
-def _is_loopback(name: str, names: dict[str, str]) -> bool:
-    return any(ipaddress.ip_address(address).is_loopback for address, other in names.items() if other == name)
+        names[str(ipaddress.IPv6Address(bytes.fromhex(digits)))] = name
+    return names
 
 
 def raise_open_files(ranks: int) -> str | None:
-    """Raise the limit of open files of this process, and of those that it starts, to what a rank of so many needs.
+    """Raise the limit of open files of this process, and of those that it starts, to the need of one of `ranks` ranks.
 
     Returns:
         A warning if the hard limit, which only an administrator can raise, is too low.
@@ -136,10 +134,10 @@ def raise_open_files(ranks: int) -> str | None:
 
 
 def cpu_group(timeout: timedelta) -> Any:
-    """A gloo group of all ranks, which must call this together; RunFailed if they cannot connect.
+    """Create a gloo group of all ranks, which must call this together; RunFailed if they cannot connect.
 
     Arguments:
-        timeout: of its collectives, and for the last rank to come.
+        timeout: limit of its collectives, and for the last rank to come.
     """
     try:
         return dist.new_group(backend="gloo", timeout=timeout)
@@ -149,7 +147,7 @@ def cpu_group(timeout: timedelta) -> Any:
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Explains why torch's default group could not be created, if that is one of gloo's, and that a rank was lost."""
+    """Explain why torch's default group could not be created, if that is one of gloo's, and that a rank was lost."""
     try:
         yield
     except RuntimeError as error:
@@ -165,7 +163,7 @@ def explained() -> Iterator[None]:
 
 
 def _not_connected(error: Exception) -> str:
-    """One sentence for ranks that could not create a gloo group."""
+    """Return the sentence for ranks that could not create a gloo group."""
     name = os.environ.get(INTERFACE)
     where = f"the network interface {name} ({INTERFACE})" if name else f"gloo's own choice, as {INTERFACE} is unset"
     cause = " ".join(str(error).split())
@@ -176,9 +174,9 @@ def _not_connected(error: Exception) -> str:
 
 
 def run_store() -> Any:
-    """The key-value store of the process group, which all ranks can reach; None without one.
+    """Return the key-value store of the process group, which all ranks can reach; None without one.
 
-    It is a second connection: while torch waits on its own, no other thread can use that.
+    It is a second connection, since no other thread can use torch's own while torch waits on it.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return None
@@ -191,7 +189,7 @@ def _second_connection(store: Any) -> Any:
 
 
 def wait_for_keys(store: Any, keys: Sequence[str], seconds: float) -> bool:
-    """Whether all of the keys are in the store, after that many seconds at most. Signals are handled meanwhile."""
+    """Return whether all keys are in the store, after that many seconds at most. Signals are handled meanwhile."""
     end, pause = time.monotonic() + seconds, _FIRST_PAUSE_S
     while not store.check(list(keys)):
         left = end - time.monotonic()

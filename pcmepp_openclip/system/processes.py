@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)  # ask a run to save and end
-EXIT_TIMEOUT_S = 20.0  # for a process that has nothing left to do
+EXIT_TIMEOUT_S = 20.0  # seconds that a process may take to end which has nothing left to do
 _PR_SET_PDEATHSIG = 1
 
 _starting_workers = False  # whether a child that is forked now belongs to this process alone
@@ -39,7 +39,7 @@ def signals_blocked() -> Iterator[None]:
 
 def _before_fork() -> None:
     global _parent
-    # The system's word is of the thread that forks: for one that ends before the process it would come too early.
+    # The system watches the thread that forks: one that ends before the process would have its child killed too early.
     mine = _starting_workers and threading.current_thread() is threading.main_thread()
     _parent = os.getpid() if mine else 0
 

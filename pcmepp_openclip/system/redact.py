@@ -1,8 +1,8 @@
-"""What may be shown of a URL or a pipe: where it leads, never its credentials.
+"""Text for logs and pages: characters that do no harm, and URLs and pipes without credentials.
 
-A place that stands alone, such as an argument, is parsed to its end: a password may hold any character. Where a URL in
-a sentence ends is not known, so more of it is hidden. Credentials that were found in the arguments (`redact_args`) are
-hidden wherever they appear.
+A login, all that follows `?`, `;` or `#` in a URL, and all of a pipe but its program and its shard are hidden. A place
+that stands alone, such as an argument, is a URL to its end, since a password may hold any character; within a sentence
+a URL ends at a space. Credentials of the arguments (`redact_args`) are hidden wherever they appear.
 """
 
 import argparse
@@ -14,18 +14,18 @@ import sys
 import traceback
 from collections.abc import Iterator
 from types import TracebackType
-from urllib.parse import quote, quote_plus, unquote
+from urllib.parse import quote, unquote
 
 from .text import flag_of
 
-_SCHEME = r"[a-zA-Z][a-zA-Z0-9+.-]*"
-_PLACE = re.compile(
-    rf"(?P<name>\s*(?:[A-Za-z][\w.-]*=)?)(?:pipe:(?P<command>.*)|(?P<scheme>{_SCHEME})://(?P<rest>.*))", re.S
-)
-_URL = re.compile(rf"(?P<scheme>{_SCHEME})://(?P<rest>(?:(?!{_SCHEME}://)[^\n])*)")
+_URL = r"[a-zA-Z][a-zA-Z0-9+.-]*://"
+_PLACE = re.compile(rf"(\s*(?:[A-Za-z][\w.-]*=)?)(?:(pipe:)|({_URL}))(.*)", re.S)
+_LOGIN = re.compile(rf"({_URL})(?:(?!{_URL})[^\n])*@")
+_QUERY = re.compile(rf"({_URL}[^\s?;#]*[?;#](?:[\w-]{{1,40}}=)?)\S*")  # with the name of its first value
 _PIPE = re.compile(r"pipe:([^\n]*)")
-_HF = re.compile(r"datasets/[^/@?#]+/[^/@?#]+(?:@[^/@?#]+)?/[^@?#]*")
+_HF = re.compile(r"hf://datasets/[^/@?#]+/[^/@?#]+(?:@[^/@?#]+)?/[^@?#]*")  # the one kind where an @ is no login's
 _SHARD = re.compile(r"[\w.-]*(?:\{[\w.,-]*\}[\w.-]*)*\.(?:tar|tgz)(?:\.\w+)?")
+_NEXT_SOURCE = r"::|,(?=\s*[A-Za-z][\w.-]*=)"
 
 
 def printable(text: str) -> str:
@@ -36,8 +36,7 @@ def printable(text: str) -> str:
 
 
 def redact(text: str) -> str:
-    """`text` without credentials: URLs without the user and without the values in their path and query, a pipe as its
-    program and its shard."""
+    """Return `text` without credentials."""
     if "://" in text or "pipe:" in text:
         text = "::".join(map(_redact_part, text.split("::")))
     return text if _known is None else _known.sub("***", text)
@@ -45,45 +44,24 @@ def redact(text: str) -> str:
 
 def _redact_part(text: str) -> str:
     if place := _PLACE.fullmatch(text):
-        if place["command"] is not None:
-            return place["name"] + _show_pipe(place["command"])
-        return place["name"] + _show_url(place["scheme"], place["rest"])
-    return _URL.sub(_redact_within, _PIPE.sub(lambda match: _show_pipe(match[1]), text))
+        name, pipe, scheme, rest = place.groups()
+        return name + (_show_pipe(rest) if pipe else _show_url(scheme, rest))
+    text = _PIPE.sub(lambda match: _show_pipe(match[1]), text)
+    text = _LOGIN.sub(lambda match: match[0] if _HF.match(text, match.start()) else f"{match[1]}***@", text)
+    return _QUERY.sub(r"\1***", text)
 
 
 def _show_url(scheme: str, rest: str) -> str:
-    """A URL that ends where the text does."""
-    if scheme.lower() == "hf" and _HF.fullmatch(rest):  # the one kind where an @ belongs to the path
-        return f"{scheme}://{rest}"
-    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
-    _, at, host = authority.rpartition("@")
-    path, mark, query = rest[len(authority) :].partition("#")[0].partition("?")
-    if "@" in rest[len(authority) :] or (not at and not re.fullmatch(r"[^:]*(:\d*)?|\[.*", host)):
-        # A login with an unescaped / ? or #, whose end is not known.
-        shard = rest.rpartition("@")[2].rpartition("/")[2]
-        return f"{scheme}://***" + (f"/{shard}" if _SHARD.fullmatch(shard) else "")
-    before, _, parameters = path.partition(";")
-    if "=" in parameters:  # such as ;sig=..., a signature in the path
-        path = f"{before};{_show_query(parameters)}"
-    return f"{scheme}://{'***@' if at else ''}{host}{path}" + (f"?{_show_query(query)}" if mark and query else "")
-
-
-def _show_query(query: str) -> str:
-    """Only the first name: what looks like a second one may be a part of the first value."""
-    name, equals, _ = query.partition("=")
-    return f"{name}=***" if equals and re.fullmatch(r"[\w-]{1,40}", name) else "***"
-
-
-def _redact_within(match: re.Match) -> str:
-    """A URL within a line of text: it may end at its next space or quote, or anywhere before the last @."""
-    scheme, rest = match["scheme"], match["rest"]
-    if scheme.lower() == "hf" and _HF.match(rest):
-        return match[0]
-    _, at, rest = rest.rpartition("@")
-    place, space, after = re.fullmatch(r"(\S*)(\s?)(.*)", rest, re.S).groups()  # type: ignore[union-attr]
-    if re.search("[?#;]", place):
-        place = _show_url(scheme, place).partition("://")[2]
-    return f"{scheme}://{'***@' if at else ''}{place}{space}{after}"
+    """Show a URL that ends where the text does."""
+    if _HF.fullmatch(scheme + rest):
+        return scheme + rest
+    at, address = re.fullmatch(r"(?:[^/?#]*(@))?(.*)", rest, re.S).groups()  # type: ignore[union-attr]
+    if "@" in address:  # a login with an unescaped / ? or #, or a signature with @: where either ends is not known
+        shard = _shard_of(rest)
+        return f"{scheme}***" + (f"/{shard}" if shard else "")
+    path, mark, query = re.fullmatch(r"([^?;#]*)([?;#]?)(.*)", address, re.S).groups()  # type: ignore[union-attr]
+    name = re.match(r"[\w-]{1,40}=", query)
+    return f"{scheme}{'***@' if at else ''}{path}" + (f"{mark}{name[0] if name else ''}***" if query else "")
 
 
 def _show_pipe(command: str) -> str:
@@ -92,13 +70,13 @@ def _show_pipe(command: str) -> str:
     except ValueError:  # a quote without its other half
         words = []
     program = next((word for word in words if "=" not in word), "")
-    known = re.fullmatch(r"[\w./+-]+", program) and program in command.split()  # not one in quotes
-    program = program.rsplit("/", 1)[-1] if known else "***"
+    plain = re.fullmatch(r"[\w./+-]+", program) and program in command.split()  # not one in quotes
+    program = program.rsplit("/", 1)[-1] if plain else "***"
     return " ".join([f"pipe:{program}", "***", *filter(None, map(_shard_of, words[1:][::-1]))][:3])
 
 
 def _shard_of(word: str) -> str:
-    """The name of the shard that a word of a command ends with, or nothing."""
+    """Return the name of the shard that a word ends with, or nothing."""
     end = word.partition("?")[0].rpartition("@")[2].rpartition("/")[2]
     return end if _SHARD.fullmatch(end) else ""
 
@@ -106,7 +84,8 @@ def _shard_of(word: str) -> str:
 # open_clip writes every argument to params.txt, to the log and to its trackers. So its namespace holds only text that
 # may be shown; the original text is returned to the caller.
 
-_PLACES = ("train_data", "val_data", "train_data_sizes")  # arguments that may hold credentials
+_SIZES = "train_data_sizes"
+_PLACES = ("train_data", "val_data", _SIZES)  # arguments that may hold credentials
 _FREE_TEXT = ("wandb_notes",)  # used only as it is shown
 _secrets: set[str] = set()
 _known: re.Pattern | None = None  # matches all of them
@@ -120,7 +99,8 @@ def redact_args(args: argparse.Namespace) -> dict[str, str]:
     """
     original = {name: value for name in _PLACES if (value := getattr(args, name, None))}
     for name, value in original.items():
-        shown = _show_sizes(value) if name == "train_data_sizes" else redact(value)
+        # In NAME=FILE,... a comma may be a part of a URL, so that nothing after the first one is shown.
+        shown = re.sub(rf"({_URL}|pipe:).*", r"\1***", value, flags=re.S) if name == _SIZES else redact(value)
         if shown != value:
             setattr(args, name, shown)
             sys.argv = [word.replace(value, shown) for word in sys.argv]
@@ -145,20 +125,14 @@ def _texts(value: object) -> Iterator[str]:
             yield from _texts(part)
 
 
-def _show_sizes(text: str) -> str:
-    """NAME=FILE,... up to the first URL: a comma may be a part of it, so that nothing after it is shown."""
-    parts = re.split(r",(?=\s*[A-Za-z][\w.-]*=)", text)
-    first = next((i for i, part in enumerate(parts) if redact(part) != part or "://" in part), len(parts))
-    return ",".join([*map(redact, parts[: first + 1]), *["***"] * (first + 1 < len(parts))])
-
-
 def _learn(text: str) -> None:
-    """Remember the credentials in an argument, in every form in which a message may quote them."""
+    """Remember the credentials in an argument as they were given, and as libraries quote them in errors: decoded,
+    encoded again, or in the header of a request, which is a part of aiohttp's errors."""
     global _known
-    for secret in {found for part in re.split(r"::|,(?=\s*[A-Za-z][\w.-]*=)", text) for found in _secrets_of(part)}:
+    for secret in {secret for part in re.split(_NEXT_SOURCE, text) for secret in _secrets_of(part)}:
         plain = unquote(secret)
-        forms = {secret, plain, quote(plain, safe=""), quote(plain), quote_plus(plain), repr(plain)[1:-1]}
-        forms |= {base64.b64encode(form.encode()).decode() for form in (secret, plain)}
+        basic = base64.b64encode(plain.encode()).decode()
+        forms = {secret, plain, quote(plain), quote(plain, safe=""), basic}
         _secrets.update(form for form in forms if len(form) >= 4)  # shorter ones are in every other word
     sys.excepthook = _show_traceback
     longest_first = sorted(_secrets, key=len, reverse=True)
@@ -167,25 +141,20 @@ def _learn(text: str) -> None:
 
 def _secrets_of(part: str) -> Iterator[str]:
     place = _PLACE.fullmatch(part)
-    if place is None:
+    if place is None or _HF.fullmatch(part):
         return
-    if place["command"] is not None:
-        shown = _show_pipe(place["command"])
-        for word in re.split(r"[\s'\"]+", place["command"]):
+    _, pipe, _, rest = place.groups()
+    if pipe:
+        shown = _show_pipe(rest)
+        for word in re.split(r"[\s'\"]+", rest):
             yield from _secrets_of(word)
             if word not in shown and not word.startswith("-") and len(word) >= 8 and not _shard_of(word):
                 yield word
         return
-    rest = place["rest"]
-    login, at, _ = rest.rpartition("@")
-    if at and not _HF.fullmatch(rest):
-        yield login
-        yield login.partition(":")[2]
-    path, _, query = rest.partition("?")
-    values = [path.partition("#")[2], query, query.partition("#")[2]]
-    values += [value.partition("=")[2] for value in query.split("&")]
-    parameters = [value.partition("=")[2] for value in path.split(";")[1:]]
-    values += [*parameters, *(value.partition("/")[0] for value in parameters)]
+    login, _, _ = rest.rpartition("@")
+    yield from filter(None, (login, login.partition(":")[2]))
+    query = re.split("[?;#]", rest + "?", maxsplit=1)[1]
+    values = [query, *(value.partition("=")[2] for value in re.split("[?;#&/]", query))]
     yield from (value for value in values if len(value) >= 8)  # not every `true`
 
 
@@ -193,18 +162,14 @@ def _show_traceback(kind: type[BaseException], error: BaseException, trace: Trac
     sys.stderr.write(printable(redact("".join(traceback.format_exception(kind, error, trace)))))
 
 
-class RedactingFilter(logging.Filter):
-    """Redacts the messages of a log handler, since other libraries quote URLs."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        message = record.getMessage()
-        if (shown := printable(redact(message))) != message:
-            record.msg, record.args = shown, ()
-        return True
-
-
 def redact_logs() -> None:
-    """Redact the messages of every handler of the root logger from now on."""
+    """Redact the messages of every handler of the root logger from now on, since other libraries quote URLs."""
     for handler in logging.getLogger().handlers:
-        if not any(isinstance(known, RedactingFilter) for known in handler.filters):
-            handler.addFilter(RedactingFilter())
+        handler.addFilter(_redact_record)  # which does nothing the second time
+
+
+def _redact_record(record: logging.LogRecord) -> bool:
+    message = record.getMessage()
+    if (shown := printable(redact(message))) != message:
+        record.msg, record.args = shown, ()
+    return True

@@ -1,4 +1,4 @@
-"""Tensors by their content."""
+"""Names for tensors by their content."""
 
 import hashlib
 import json
@@ -10,9 +10,9 @@ from torch import Tensor
 
 
 def fingerprint(tensors: Mapping[str, Tensor], facts: Any) -> str:
-    """A name for these tensors, by content, and for the `facts` that go with them, which JSON can hold."""
-    found = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    """Return a name for these tensors, by content, and for the `facts` that go with them, which JSON can hold."""
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for name, tensor in tensors.items():
-        found.update(f"{name}{list(tensor.shape)}{tensor.dtype}".encode())
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        digest.update(f"{name}{list(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,30 +1,33 @@
 """`pcmepp train --push-to-hub ORG/NAME`: each finished checkpoint is pushed to the Hub while training continues.
 
-All that takes time, conversion, hashing and network, happens in one child process of low priority (`worker.py`). The
-training process links a checkpoint to a place where the run does not delete it, writes one line to a pipe, and logs
-what comes back. Neither a slow Hub nor a dead child is ever waited for, but for a bounded time at the run's end.
+A push is `pcmepp push` in a child process of low priority: a thread starts one after the other and logs what they
+print. huggingface_hub's own background commits (`run_as_future`) and a commit in a daemon thread were measured instead:
+Python waits at its exit for the threads that send files, until the Hub has taken all. A process can be killed.
 """
 
 import argparse
 import contextlib
+import itertools
 import json
 import logging
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from ..hub import queue, upload
-from ..hub.errors import PermanentHubError, TransientHubError
-from ..system.processes import signals_blocked
+from ..hub import background, upload
+from ..hub.errors import PermanentHubError, TransientHubError, clean
+from ..system.processes import STOP_SIGNALS
 
 END_TIMEOUT_S = 3600.0  # seconds that the last push may take when a run is through
-STOP_TIMEOUT_S = 45.0  # seconds that it may take if the run was asked to stop, and may be killed soon
-CHECK_TIMEOUT_S = 15.0  # seconds that the Hub has to answer the check before the first step
+STOP_TIMEOUT_S = 45.0  # seconds that it may take where the run was asked to stop, and may be killed soon
+KILL_TIMEOUT_S = 5.0  # seconds that the end of a killed process may take
+CHECK_TIMEOUT_S = 15.0  # seconds that the Hub may take to answer the check before the first step
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +49,7 @@ def target_of(flags: argparse.Namespace, logs: str) -> upload.HubTarget | None:
 
 
 def check_access(target: upload.HubTarget | None) -> None:
-    """Raise ValueError if this token may not write to the target. A Hub that cannot be reached is only reported."""
+    """Check before the first step that the token may write there, else ValueError; a Hub out of reach is a warning."""
     if target is None:
         return
     try:
@@ -62,7 +65,7 @@ def check_access(target: upload.HubTarget | None) -> None:
 
 
 class Pusher:
-    """The training process's side of pushing. It does nothing without a target, as on ranks other than 0.
+    """Pushes the newest checkpoint of a run, one at a time. Does nothing without a target, as on ranks other than 0.
 
     Arguments:
         run: the run folder.
@@ -72,12 +75,18 @@ class Pusher:
 
     def __init__(self, target: upload.HubTarget | None, run: Path, license: str = "mit", tag: bool = False):
         self.target, self.run, self.license, self.tag = target, run, license, tag
-        self.process: subprocess.Popen | None = None
+        self.queue = run / background.QUEUE
         self.held: tuple[Path, int] | None = None
-        self.offered: int | None = None  # the step of the last checkpoint that was handed over
-        self.pushed: int | None = None  # the step of the last checkpoint that arrived
-        self.said = ""
-        self.finishing = False
+        self.offered: int | None = None  # step of the last checkpoint that was handed over
+        self.pushed: int | None = None  # step of the last one that is on the Hub
+        self.process: subprocess.Popen | None = None
+        self._waiting: tuple[Path, int] | None = None
+        self._changed = threading.Condition()
+        self._numbers = itertools.count()  # names of links
+        self._finishing = False  # no further checkpoint will be handed over
+        self._ended = False  # no push may go on
+        self._warned = ""
+        self._thread: threading.Thread | None = None
 
     @property
     def by_hand(self) -> str:
@@ -85,93 +94,138 @@ class Pusher:
         return f"`pcmepp push {self.run} {' '.join(self.target.words)}`"
 
     def start(self) -> None:
-        """Start the process that pushes, unless it was started before."""
-        if self.target is None or self.process is not None:
-            return
-        queue.clear(self.run)  # a run that was killed may have left files
-        command = [sys.executable, "-m", "pcmepp_openclip.hub.worker"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        with signals_blocked():
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env=environment,
-                start_new_session=True,  # Ctrl-C ends the run, which then ends it
-            )
-        target = {"repo_id": self.target.repo_id, "private": self.target.private, "branch": self.target.branch}
-        self._tell(target=target, run=str(self.run), license=self.license, tag=self.tag)
-        threading.Thread(target=self._listen, args=(self.process,), daemon=True).start()
+        """Start the thread, which lets a process import what a push needs."""
+        if self.target is not None and self._thread is None:
+            shutil.rmtree(self.queue, ignore_errors=True)  # left by a run that was killed
+            with contextlib.suppress(OSError):
+                self.queue.mkdir()
+            self._thread = threading.Thread(target=self._push_all, name="hub", daemon=True)
+            self._thread.start()
 
     def offer(self, checkpoint: Path, step: int, hold: bool = False) -> None:
         """Hand over a finished checkpoint, at once or, with `hold`, when its validation is done."""
         if self.target is None:
             return
         self.start()
-        self.held = queue.add(self.run, checkpoint, step), step
+        self.held = self._link(checkpoint), step
         self.offered = step
         if not hold:
             self.release()
 
     def release(self) -> None:
-        """Hand over the checkpoint that was held back, if there is one."""
-        if self.held is not None:
-            (staged, step), self.held = self.held, None
-            self._tell(checkpoint=str(staged), step=step)
-            logging.info("Hub: step %d is ready to be pushed.", step)
+        """Hand over the checkpoint that was held back."""
+        if self.held is None:
+            return
+        logging.info("Hub: step %d is ready to be pushed.", self.held[1])
+        with self._changed:
+            if self._waiting is not None:
+                self._unlink(self._waiting[0])
+            self._waiting, self.held = self.held, None
+            self._changed.notify()
 
     def finish(self, seconds: float, hurry: Callable[[], bool] = lambda: False) -> None:
-        """Wait at most `seconds` for the last push, less once `hurry` is true, and log what has arrived."""
-        if self.target is None or self.process is None:
+        """Let the last push end, for so long at most, less once `hurry` is true; then log whether it is there."""
+        if self.target is None or self._thread is None:
             return
         self.release()
-        self.finishing = True
-        self._tell(finish=True)
-        if self.pushed != self.offered and self.process.poll() is None:
+        with self._changed:
+            self._finishing = True
+            self._changed.notify()
+        if self.pushed != self.offered:
             logging.info("Hub: pushing the last checkpoint to %s, for %d s at most.", self.target.repo_id, seconds)
         end, hurried = time.monotonic() + seconds, False
-        while self.process.poll() is None and time.monotonic() < end:
-            time.sleep(0.05)
+        while self._thread.is_alive() and time.monotonic() < end:
+            self._thread.join(0.05)
             if not hurried and hurry():
                 end, hurried = min(end, time.monotonic() + STOP_TIMEOUT_S), True
-        self.process.kill()
-        self.process.wait()
+        with self._changed:
+            self._ended = True
+            if self.process is not None:
+                self.process.kill()
+        self._thread.join(KILL_TIMEOUT_S)
+        if self.process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(KILL_TIMEOUT_S)
         if self.offered is None:
             logging.info("Hub: there was no new checkpoint to push to %s.", self.target.repo_id)
-        elif self._arrived():
+        elif self.pushed == self.offered:
             logging.info("Hub: %s holds the last checkpoint, step %d.", self.target.repo_id, self.offered)
         else:
             logging.warning("Hub: the last checkpoint is not on the Hub yet: run %s.", self.by_hand)
-        queue.clear(self.run)
+        shutil.rmtree(self.queue, ignore_errors=True)
 
-    def _arrived(self) -> bool:
-        for _ in range(20):  # the thread may not have processed the message yet
-            if self.pushed == self.offered:
-                return True
-            time.sleep(0.05)
-        return False
+    def _link(self, checkpoint: Path) -> Path:
+        """Link a checkpoint, which the run may delete. Where the file system has no links it is pushed if it is still
+        there in its turn."""
+        link = self.queue / f"{next(self._numbers)}.pt"
+        try:
+            os.link(checkpoint, link)
+        except OSError:
+            return checkpoint
+        return link
 
-    def _tell(self, **message: Any) -> None:
-        assert self.process is not None and self.process.stdin is not None
-        with contextlib.suppress(OSError):  # it is dead, which `_listen` has said
-            self.process.stdin.write(json.dumps(message) + "\n")
-            self.process.stdin.flush()
+    def _unlink(self, path: Path) -> None:
+        if path.parent == self.queue:
+            path.unlink(missing_ok=True)
 
-    def _listen(self, process: subprocess.Popen) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            word = json.loads(line)
-            if "pushed" in word:
-                self.pushed, self.said = word["pushed"], ""
-                logging.info("Hub: pushed step %d: %s", word["pushed"], word["url"])
-            elif word["said"] != self.said:  # once is enough
-                self.said = word["said"]
-                logging.warning("Hub: %s Training continues.", self.said)
-        if not self.finishing:
-            process.wait()
-            logging.warning(
-                "Hub: the process that pushes has ended (code %s). Training continues; afterwards run %s.",
-                process.returncode,
-                self.by_hand,
-            )
+    def _push_all(self) -> None:
+        """Push what is handed over until the end of the run: the work of the thread."""
+        # The processes that are started here never see these signals, which ask the run to save and push once more.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {*STOP_SIGNALS, signal.SIGINT})
+        while True:
+            if not self._finishing:
+                with contextlib.suppress(OSError):  # it is tried again when there is a checkpoint
+                    self._ready_process()
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting is not None or self._finishing)
+                if self._waiting is None or self._ended:
+                    return
+                (checkpoint, step), self._waiting = self._waiting, None
+            try:
+                self._push(checkpoint, step)
+            except OSError as error:
+                self._warn(f"step {step} was not pushed: {error}.")
+            finally:
+                self._unlink(checkpoint)
+
+    def _ready_process(self) -> subprocess.Popen | None:
+        """Return a process that can push, None when the run has ended."""
+        with self._changed:
+            if self._ended:
+                return None
+            if self.process is None or self.process.poll() is not None:
+                self.process = background.start(self.queue)
+            return self.process
+
+    def _push(self, checkpoint: Path, step: int) -> None:
+        assert self.target is not None
+        arguments = [str(checkpoint), *self.target.words, "--license", self.license]
+        arguments += ["--tag", f"step-{step}"] * self.tag
+        process = self._ready_process()
+        if process is None:
+            return
+        assert process.stdin is not None and process.stdout is not None
+        with contextlib.suppress(OSError):  # it has just died, which its exit code tells
+            process.stdin.write(json.dumps(arguments) + "\n")
+            process.stdin.flush()
+        superseded, line = False, ""
+        for text in process.stdout:
+            line = clean(text) or line
+            if "trying again in" in text:
+                self._warn(line)
+                if self._waiting is not None:  # a newer one is not worth less, and may get through
+                    superseded = True
+                    process.kill()
+        code = process.wait()
+        if code == 0:
+            self.pushed, self._warned = step, ""
+            logging.info("Hub: pushed step %d: %s", step, line.rpartition(" ")[2])
+        elif code < 0 and not (superseded or self._ended):
+            self._warn(f"step {step} was not pushed: the process that pushes was killed (signal {-code}).")
+        elif code > 0:
+            self._warn(f"step {step} was not pushed. {line.removeprefix('pcmepp push: ')}")
+
+    def _warn(self, sentence: str) -> None:
+        if sentence != self._warned:  # once is enough
+            self._warned = sentence
+            logging.warning("Hub: %s Training continues.", sentence)
