@@ -17,7 +17,8 @@ import torch
 from open_clip_train.data import get_data as stock_get_data
 
 import pcmepp_openclip
-from pcmepp_openclip import cache, data
+from pcmepp_openclip import data
+from pcmepp_openclip import encode as cache
 
 from .data import arguments, write_shards
 from .measure import Row, one_thread, row

@@ -39,13 +39,13 @@ MODEL_CONFIGS = _installed if _installed.is_dir() else Path(__file__).parent.par
 register({"CLIP": PCMEppCLIP, "CustomTextCLIP": PCMEppCustomTextCLIP}, create_loss, reconcile_state_dict, MODEL_CONFIGS)
 
 if TYPE_CHECKING:
-    from .inference.model import ImageTextModel
+    from .ambiguity.model import ImageTextModel
 
 
 def __getattr__(name: str) -> Any:
     """`ImageTextModel` is imported when it is asked for: the import of this package stays as fast as it is."""
     if name == "ImageTextModel":
-        from .inference.model import ImageTextModel
+        from .ambiguity.model import ImageTextModel
 
         return ImageTextModel
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,10 +15,10 @@ COMMANDS = {  # name: (module, what it does)
     "data": ("pcmepp_openclip.data.command", "count and check training shards"),
     "eval": ("pcmepp_openclip.evaluation.command", "evaluate retrieval, zero-shot classification and uncertainty"),
     "bank": (
-        "pcmepp_openclip.inference.bank_command",
+        "pcmepp_openclip.ambiguity.bank_command",
         "make the bank of reference pairs that tells what the model confuses",
     ),
-    "calibrate": ("pcmepp_openclip.inference.calibrate_command", "fit the probability that an image and a text match"),
+    "calibrate": ("pcmepp_openclip.ambiguity.calibrate_command", "fit the probability that an image and a text match"),
     "demo": ("pcmepp_openclip.demo.command", "train a small model on drawn scenes and measure its uncertainty"),
 }
 MOVED = {"paper": "python -m research.paper", "toy": "python -m research.toy"}  # studies are no part of the package

@@ -18,14 +18,17 @@ from pcmepp_openclip.ambiguity import Bank, BankEntailment, Calibration, Hubness
 from pcmepp_openclip.ambiguity.store import (
     BANK_FILE,
     CALIBRATION_FILE,
+    find_bank,
     load_bank,
     load_calibration,
     save_bank,
     save_calibration,
+    source_of,
 )
 from pcmepp_openclip.distances import Entailment, by_name
-from pcmepp_openclip.evaluation import chunks, coco, pairs, retrieval, uncertainty
-from pcmepp_openclip.evaluation.loading import load_model
+from pcmepp_openclip.encode import chunks
+from pcmepp_openclip.encode.load import load_model
+from pcmepp_openclip.evaluation import coco, pairs, retrieval, uncertainty
 from pcmepp_openclip.evaluation.metric import as_dict
 from pcmepp_openclip.models.export import export_model
 from pcmepp_openclip.models.fingerprint import bank_fingerprint
@@ -57,7 +60,7 @@ def place(tmp_path_factory):
     scale = model.logit_scale.exp().item()
     loaded = load_model("PCMEpp-tiny", str(folder / "PCMEpp-tiny.pt"))
     save_bank(Bank(images, F.normalize(images + texts, dim=-1), scale), folder / BANK_FILE, loaded.bank_fingerprint)
-    source = loaded.source_of(loaded.load_bank(folder))
+    source = source_of(loaded, find_bank(loaded, folder))
     save_calibration(dataclasses.replace(FITTED, source=source), folder / CALIBRATION_FILE)
     return folder
 

@@ -11,9 +11,10 @@ from helpers import make_model
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from pcmepp_openclip.evaluation import chunks, encode, image_loader
-from pcmepp_openclip.evaluation.encode import Encoder
-from pcmepp_openclip.evaluation.samples import locate_samples
+from pcmepp_openclip.data.captioned import locate_samples
+from pcmepp_openclip.encode import chunks, encode
+from pcmepp_openclip.encode import images as image_loader
+from pcmepp_openclip.encode.encode import Encoder
 
 CHUNK, BATCH = 16, 5
 COUNT = 42  # two whole chunks and a part, of batches that do not divide them

@@ -12,7 +12,7 @@ from host_waits import HostWaits
 from torch._subclasses.fake_tensor import FakeTensorDeviceMismatchError
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pcmepp_openclip.evaluation import encode
+from pcmepp_openclip.encode import encode
 from pcmepp_openclip.forecast.attention import fused_attention
 from pcmepp_openclip.forecast.fake_cuda import fake_cuda, to_cuda
 

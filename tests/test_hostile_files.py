@@ -12,7 +12,7 @@ import yaml
 from shard_maker import write_shards
 
 from pcmepp_openclip import cli
-from pcmepp_openclip.evaluation import chunks
+from pcmepp_openclip.encode import chunks
 from pcmepp_openclip.gaussian import Gaussian
 from pcmepp_openclip.models.export import export_model, model_config_of
 from pcmepp_openclip.runs import record

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 
+from ..encode.load import LoadedModel
 from ..system.files import save_tensors, write_whole
 from ..system.tensors import fingerprint as fingerprint_of
 from .bank import Bank
@@ -62,26 +63,49 @@ def load_bank(
     return bank
 
 
-def source_of(fingerprint: str, bank: Bank | None) -> str:
-    """What a calibration holds for: a model and, where its offsets come from one, a bank.
+def find_bank(loaded: LoadedModel, place: str | Path | None = None) -> Bank | None:
+    """Return the bank of a model: that of a file or folder, or else that beside its weights, where there is one.
 
-    Arguments:
-        fingerprint: of the model: by its means where there is a bank, else by its log-variances too.
+    ValueError for a file that is no bank, and for the bank of another model.
     """
+    path = loaded.file_beside(BANK_FILE) if place is None else Path(place)
+    if path is None:
+        return None
+    return load_bank(path, loaded.bank_fingerprint, loaded.scale, loaded.model.built_from["embed_dim"])
+
+
+def find_calibration(loaded: LoadedModel, place: str | Path | None = None) -> Calibration | None:
+    """Return the calibration of a file or folder, or else that beside the weights of the model, where there is one."""
+    path = loaded.file_beside(CALIBRATION_FILE) if place is None else Path(place)
+    return None if path is None else load_calibration(path)
+
+
+def source_of(loaded: LoadedModel, bank: Bank | None) -> str:
+    """Return what a calibration holds for: a model, by its means alone where the offsets come from a bank and else by
+    its log-variances too, and this bank."""
     if bank is None:
-        return fingerprint
+        return loaded.model_fingerprint
     tensors = {"images": bank.images_BD.half(), "texts": bank.texts_BD.half()}
-    return f"{fingerprint}/{fingerprint_of(tensors, [bank.scale])}"
+    return f"{loaded.bank_fingerprint}/{fingerprint_of(tensors, [bank.scale])}"
 
 
-def check_calibration(calibration: Calibration, fingerprint: str, bank: Bank | None, where: str) -> None:
-    """ValueError where a calibration was fitted with another model or bank than these.
+def check_calibration(calibration: Calibration, loaded: LoadedModel, bank: Bank | None, where: str) -> None:
+    """ValueError where a calibration was fitted with another model or bank, or with what there is none of.
 
     Arguments:
-        fingerprint: see `source_of`.
+        bank: the one to be used with it, if there is one.
         where: the calibration's file or model, for the message.
     """
-    if calibration.source != source_of(fingerprint, bank):
+    by_bank = calibration.estimator == "bank"
+    if calibration.estimator == "variance" and not loaded.probabilistic:
+        raise ValueError(
+            f"The calibration of {where} was fitted with variances, which the model does not have: fit one by "
+            "`pcmepp calibrate`."
+        )
+    if by_bank and bank is None:
+        raise ValueError(f"The calibration of {where} was fitted with a bank, and there is none: give it by --bank.")
+    if calibration.source != source_of(loaded, bank if by_bank else None):
+        fingerprint = loaded.bank_fingerprint if by_bank else loaded.model_fingerprint
         other = "bank" if calibration.source.startswith(f"{fingerprint}/") else "model"
         raise ValueError(f"The calibration of {where} was fitted with another {other}: run `pcmepp calibrate` again.")
 

@@ -15,32 +15,20 @@ import json
 import string
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from ..data.captioned import (
+    Captioned,
+    Facts,
+    ImageRef,
+    facts_of,
+    image_file,
+    is_other_image,
+    locate_samples,
+    shards_of_folder,
+    split_lines,
+)
 from ..data.shards import IMAGE_SUFFIXES
 from ..data.sources import shown
-from .samples import ImageRef, image_file, is_other_image, locate_samples, shards_of_folder, shards_of_pattern
-
-Facts = dict[str, Any]
-
-
-@dataclass
-class Captioned:
-    """Images with one or more captions each, in reading order; captions are counted through all images."""
-
-    images: list[ImageRef] = field(default_factory=list)
-    captions: list[str] = field(default_factory=list)
-    image_of_caption: list[int] = field(default_factory=list)
-    facts: list[Facts] = field(default_factory=list)  # of each image, with its "key"
-    images_of_caption: list[list[int]] | None = None  # the true matches, where they are known
-    coco_images: list[int] | None = None  # COCO's ids, where it is COCO
-    coco_captions: list[int] | None = None
-
-    def add(self, image: ImageRef, captions: list[str], facts: Facts) -> None:
-        self.image_of_caption += [len(self.images)] * len(captions)
-        self.images.append(image)
-        self.captions += captions
-        self.facts.append(facts)
 
 
 @dataclass
@@ -56,36 +44,6 @@ class Labelled:
 
 class _MissingImage(ValueError):
     pass
-
-
-def read_captioned(where: str, split: str = "test", flag: str = "--retrieval") -> Captioned:
-    """The images and captions of a folder in clip_benchmark's layout, or of a pattern of shards."""
-    folder = Path(where)
-    shards = shards_of_folder(folder, split, flag) if folder.is_dir() else shards_of_pattern(where, flag)
-    found = captioned_shards(shards, where, flag)
-    if (matches := folder / split / "matches.json").is_file():
-        found.images_of_caption = _matches(matches, found, flag)
-    return found
-
-
-def captioned_shards(shards: list[str], where: str, flag: str) -> Captioned:
-    """The images and captions of shards. Whatever would leave out an image is a ValueError.
-
-    Arguments:
-        where, flag: the shards as they were given, and by which flag, for messages.
-    """
-    found = Captioned()
-    for key, image, members in locate_samples(shards, flag):
-        facts = _facts(members, key, flag)
-        captions = _captions(facts.pop("captions", None), members, key, flag)
-        if not captions:
-            raise ValueError(
-                f"{flag} {where}: the image {shown(key)} has no caption; each needs a .txt with one caption per line."
-            )
-        found.add(image, captions, facts)
-    if not found.images:
-        raise ValueError(f"{flag} {where}: there are no images in it.")
-    return found
 
 
 def read_labelled(where: str, split: str = "test", flag: str = "--zeroshot") -> Labelled:
@@ -110,7 +68,7 @@ def read_labelled(where: str, split: str = "test", flag: str = "--zeroshot") -> 
             )
         found.images.append(image)
         found.labels.append(int(label))
-        found.facts.append(_facts(members, key, flag))
+        found.facts.append(facts_of(members, key, flag))
     if not found.images:
         raise ValueError(f"{flag} {where}: there are no images in it.")
     return found
@@ -146,25 +104,6 @@ def read_karpathy(annotations: str, images: str, split: str = "test") -> Caption
     return found
 
 
-def _facts(members: dict[str, bytes], key: str, flag: str) -> Facts:
-    try:
-        facts = json.loads(members.get("json", b"{}"))
-    except (ValueError, RecursionError):
-        raise ValueError(f"{flag}: the .json of the image {shown(key)} is not JSON.") from None
-    return {"key": key, **(facts if isinstance(facts, dict) else {})}
-
-
-def _captions(given: Any, members: dict[str, bytes], key: str, flag: str) -> list[str]:
-    """Those of the .json, else the lines of the .txt, without blank ones."""
-    if given is None or given == []:
-        given = _split_lines(members.get("txt", b"").decode("utf-8", "replace"))
-    if not isinstance(given, list) or not all(isinstance(caption, str) for caption in given):
-        raise ValueError(
-            f'{flag}: the captions of the image {shown(key)} must be a list of texts, as in ["a dog", "a black dog"].'
-        )
-    return [caption.strip() for caption in given if caption.strip()]
-
-
 def _check_template(template: str, where: str) -> None:
     """It is filled by str.format: anything but {c} would fail there, or reach into Python."""
     try:
@@ -176,23 +115,6 @@ def _check_template(template: str, where: str) -> None:
         raise ValueError(f"{where}: the template '{shown(template)}' may have {{c}} for the class, no other braces.")
     if not fields:
         raise ValueError(f"{where}: the template '{shown(template)}' has no {{c}} for the class.")
-
-
-def _matches(path: Path, found: Captioned, flag: str) -> list[list[int]]:
-    try:
-        matches = json.loads(path.read_text(encoding="utf-8"))["images_of_caption"]
-        good = len(matches) == len(found.captions) and all(
-            all(type(i) is int and 0 <= i < len(found.images) for i in images) and own in images
-            for images, own in zip(matches, found.image_of_caption, strict=True)
-        )
-    except (ValueError, KeyError, TypeError, RecursionError):
-        good = False
-    if not good:
-        raise ValueError(
-            f"{flag}: {path} must hold, for each of the {len(found.captions)} captions in order, the indices of the "
-            "images it fits, its own among them."
-        )
-    return [sorted(set(images)) for images in matches]
 
 
 def _image_folder(
@@ -243,12 +165,6 @@ def _labels(names: list[str], classes: list[str]) -> list[int] | None:
     return None
 
 
-def _split_lines(text: str) -> list[str]:
-    """Return the lines of a text, stripped. Only \\n and \\r\\n end a line: `str.splitlines` splits captions at U+2028
-    and form feeds, too."""
-    return [line.strip() for line in text.split("\n")]
-
-
 def _lines(path: Path) -> list[str] | None:
     """Return the lines of a file without blank ones at its end; ValueError if another one is blank, since lines are
     counted."""
@@ -258,7 +174,7 @@ def _lines(path: Path) -> list[str] | None:
         text = path.read_bytes().decode().rstrip()
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not text in UTF-8.") from None
-    lines = _split_lines(text) if text else []
+    lines = split_lines(text) if text else []
     if "" in lines:
         raise ValueError(f"{path}: line {lines.index('') + 1} is blank: delete it, or write what belongs there.")
     return lines

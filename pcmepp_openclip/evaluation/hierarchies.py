@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from ..data.captioned import ImageRef, image_file
 from ..data.sources import shown
-from .samples import ImageRef, image_file
 
 DEPTHS = 4  # of HierarCaps
 MAX_FIELD = 1 << 20  # characters of a field of a CSV file

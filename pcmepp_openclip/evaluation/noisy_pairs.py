@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from ..data.caption_table import check_local, check_readable, read_table
+from ..data.captioned import ImageRef
 from ..data.noise import exchange
 from ..data.sizes import read_sizes
 from ..data.sources import label, local_path, parse_sources
-from .samples import ImageRef
 
 
 @dataclass

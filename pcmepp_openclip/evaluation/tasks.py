@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from ..ambiguity.bank import IMAGES, TEXTS, Bank
+from ..data.captioned import Captioned, ImageRef
 from ..distances import Distance
 from ..distances.approximate import approximate_distances
 from ..gaussian import Gaussian
 from . import coco, conformal, correspondence, neighbours, uncertainty, vagueness
-from .datasets import Captioned, Labelled
-from .encode import Encoder
+from .columns import EvaluatedModel
+from .datasets import Labelled
 from .failure import confidences, failure
 from .hierarchies import Hierarchies
 from .levels import levels
@@ -28,7 +29,6 @@ from .noisy_pairs import NoisyPairs
 from .pairs import Curve, reliabilities
 from .pairs import pairs as pair_metrics
 from .retrieval import Ranking, invert, rankings, retrieval_metrics
-from .samples import ImageRef
 from .zeroshot import predict, weighted, zeroshot
 
 STANDARD_PROMPT = "a photo of a {c}."
@@ -159,7 +159,7 @@ class LabelledGaussians:
 
 
 def evaluate_retrieval(
-    encoder: Encoder, name: str, data: Captioned, rank: int = 0, crops: bool = False, ann: bool = False
+    encoder: EvaluatedModel, name: str, data: Captioned, rank: int = 0, crops: bool = False, ann: bool = False
 ) -> TaskResult | None:
     """`crops`: encode a centre crop of each image too. `ann`: also search by an approximate index over the means."""
     images = encoder.images(data.images, f"{name}-images")
@@ -209,7 +209,7 @@ def evaluate_retrieval(
 
 
 def evaluate_zeroshot(
-    encoder: Encoder, name: str, data: Labelled, validation: Labelled | None, rank: int = 0, crops: bool = False
+    encoder: EvaluatedModel, name: str, data: Labelled, validation: Labelled | None, rank: int = 0, crops: bool = False
 ) -> TaskResult | None:
     """`crops`: encode a centre crop of each image too."""
     templates = data.templates or [template("{c}") for template in open_clip.OPENAI_IMAGENET_TEMPLATES]
@@ -236,7 +236,7 @@ def evaluate_zeroshot(
 
 
 def evaluate_vagueness(
-    encoder: Encoder, name: str, data: Hierarchies, rank: int = 0, himo: bool = False
+    encoder: EvaluatedModel, name: str, data: Hierarchies, rank: int = 0, himo: bool = False
 ) -> TaskResult | None:
     """`himo`: compute HiMo@K, in place of the traversal of HierarCaps."""
     texts = encoder.texts([caption for chain in data.chains for caption in chain], f"{name}-captions")
@@ -253,7 +253,7 @@ def evaluate_vagueness(
     return TaskResult(name, "vagueness", data, metrics, encoder.probabilistic)
 
 
-def evaluate_correspondence(encoder: Encoder, name: str, data: NoisyPairs, rank: int = 0) -> TaskResult | None:
+def evaluate_correspondence(encoder: EvaluatedModel, name: str, data: NoisyPairs, rank: int = 0) -> TaskResult | None:
     images = encoder.images(data.images, f"{name}-pair-images")
     texts = encoder.texts(data.captions, f"{name}-pair-captions")
     if rank:
@@ -269,7 +269,7 @@ def evaluate_correspondence(encoder: Encoder, name: str, data: NoisyPairs, rank:
     return TaskResult(name, "correspondence", data, metrics, encoder.probabilistic)
 
 
-def _matching(encoder: Encoder) -> tuple[Distance, float, float] | None:
+def _matching(encoder: EvaluatedModel) -> tuple[Distance, float, float] | None:
     """d, a and b of the matching logit that a PCME++ model was trained with; None where it was trained with none."""
     model, measure = encoder.model, encoder.distances[encoder.distance]
     if model.pcmepp_cfg.trains_matching:
@@ -277,7 +277,7 @@ def _matching(encoder: Encoder) -> tuple[Distance, float, float] | None:
     return (measure, 1.0, 0.0) if encoder.distance == "match_probability" else None  # PCME's has its a and b inside
 
 
-def _cropped(encoder: Encoder, name: str, places: Sequence[ImageRef]) -> Gaussian | None:
+def _cropped(encoder: EvaluatedModel, name: str, places: Sequence[ImageRef]) -> Gaussian | None:
     """What has no uncertainty needs no crops."""
     if not encoder.probabilistic and encoder.bank is None:
         return None

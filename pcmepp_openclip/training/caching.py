@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .. import cache, data
+from .. import data
+from .. import encode as cache
 from .coordination import START_UP_TIMEOUT, Stopped
 from .hooks import TrainingHooks
 from .waits import StopAsked

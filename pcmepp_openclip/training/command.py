@@ -23,7 +23,8 @@ from urllib.parse import urlsplit
 import open_clip
 import torch
 
-from .. import cache, data
+from .. import data
+from .. import encode as cache
 from ..config import PCMEppCfg
 from ..distances import DISTANCES, trainable
 from ..host import flags, never_ask, training

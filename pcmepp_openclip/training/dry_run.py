@@ -8,7 +8,8 @@ from typing import Any
 
 import open_clip
 
-from .. import cache, data
+from .. import data
+from .. import encode as cache
 from ..host import weights
 from ..host.flags import (
     PlannedRun,

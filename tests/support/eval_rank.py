@@ -1,6 +1,6 @@
 """`pcmepp eval` for `ranks.py`: without figures, in chunks so small that a small dataset has work for several ranks."""
 
-from pcmepp_openclip.evaluation import chunks
+from pcmepp_openclip.encode import chunks
 from pcmepp_openclip.evaluation.command import main
 from pcmepp_openclip.reports import report
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import functional
 
+from ..data.captioned import ImageRef
 from ..data.decode import BadImage, decode_image
-from .samples import ImageRef
 
 
 class ImageDataset(Dataset):

@@ -19,8 +19,8 @@ from ..data.batches import Failure, LoaderSpec
 from ..data.loader import MIN_SAMPLES_TO_JUDGE
 from ..data.tally import Tally
 from ..models.cached import CachedTokens
-from .reading import PieceBatch, PieceBatches
 from .store import Collected, Piece, Store
+from .token_reading import PieceBatch, PieceBatches
 
 ROUND_S = 5.0  # seconds of work between two agreements of the ranks
 REPORT_S = 60.0  # seconds between two lines of progress in the log

@@ -21,17 +21,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from ..ambiguity import Bank, BankEntailment, Calibration, HubnessCorrected
 from ..data.batches import cut_texts
-from ..distances import Distance, by_name
+from ..data.captioned import ImageRef
 from ..gaussian import Gaussian
 from ..models.fingerprint import model_fingerprint
 from ..models.pcmepp import ProbabilisticModel
 from ..system.version import __version__
 from .chunks import CHUNK, chunk_files, load_chunk, save_chunk
-from .columns import columns
-from .image_loader import ImageDataset, image_batches
-from .samples import ImageRef
+from .images import ImageDataset, image_batches
+from .load import cosine_scale
 
 
 @dataclass
@@ -43,9 +41,6 @@ class Encoder:
         cache: the folder of the chunks.
         precision: "fp32", or "amp_bf16" for autocast.
         upright: turn images as their EXIF orientation says.
-        bank: reference pairs of the model, or None.
-        calibration: of the probability of a pair, or None.
-        also: names of distances to rank by in addition to the default ones.
     """
 
     model: Any
@@ -58,9 +53,6 @@ class Encoder:
     batch_size: int = 64
     workers: int = 0
     upright: bool = False
-    bank: Bank | None = None
-    calibration: Calibration | None = None
-    also: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self.model.eval()
@@ -74,22 +66,8 @@ class Encoder:
 
     @property
     def scale(self) -> float:
-        """What CLIP multiplies a cosine by."""
+        """The factor by which CLIP multiplies a cosine."""
         return cosine_scale(self.model)
-
-    @property
-    def distance(self) -> str:
-        """The name of the distance that the model was trained to rank by."""
-        return self.model.pcmepp_cfg.ranks_by if isinstance(self.model, ProbabilisticModel) else "cosine"
-
-    @property
-    def distances(self) -> dict[str, Distance]:
-        """What items are ranked by, by name, see `columns`; the cosine alone where only the means count; and those of
-        the bank."""
-        found = columns(self.model, self.scale, self.also) if self.probabilistic else by_name(["cosine"])
-        if self.bank is not None:
-            found |= {"bank": HubnessCorrected(self.bank), "bank_entailment": BankEntailment(self.bank)}
-        return found
 
     def images(
         self, places: Sequence[ImageRef], name: str = "images", crops: Sequence[float] | None = None
@@ -164,11 +142,6 @@ class Encoder:
                 raise ValueError(f"{path} is missing or damaged: the ranks must share --out; run the command again.")
             parts.append(part)
         return _cat(parts)
-
-
-def cosine_scale(model: Any) -> float:
-    """What CLIP multiplies a cosine by."""
-    return model.logit_scale.detach().exp().item()
 
 
 def tokenize(model: Any, tokenizer: Any, texts: list[str]) -> Tensor:

@@ -18,11 +18,11 @@ from ..data.pixels import Normalization, normalize
 from ..data.spec import DataSpec
 from ..data.tally import Tally
 from ..models.cached import CachedTokens
-from . import facts
-from .build import Ranks, fill
-from .loader import CacheLoader, EpochPlan, contents_of
+from . import token_facts as facts
 from .rows import Rows
 from .store import Content, Footprint, Piece, Store, check_room, footprint_of, pieces_of, readable_size
+from .token_loader import CacheLoader, EpochPlan, contents_of
+from .token_pass import Ranks, fill
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,18 @@
-"""Where the samples of a dataset lie: the images in tars and files are located, not read."""
+"""Images with all of their captions, from shards on a disk: the images are located, not read."""
 
+import json
 import os
 import tarfile
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from PIL import Image
 
-from ..data import tars
-from ..data.shards import IMAGE_SUFFIXES, MAX_TEXT_BYTES
-from ..data.sources import expand, kind, local_path, shown
+from . import tars
+from .shards import IMAGE_SUFFIXES, MAX_TEXT_BYTES
+from .sources import expand, kind, local_path, shown
 
 MAX_SHARDS = 1_000_000
 TEXT_SUFFIXES = ("txt", "json", "cls")
@@ -28,6 +30,28 @@ class ImageRef(NamedTuple):
         with open(self.file, "rb") as file:
             file.seek(self.offset)
             return file.read(self.size)
+
+
+Facts = dict[str, Any]
+
+
+@dataclass
+class Captioned:
+    """Images with one or more captions each, in reading order; captions are counted through all images."""
+
+    images: list[ImageRef] = field(default_factory=list)
+    captions: list[str] = field(default_factory=list)
+    image_of_caption: list[int] = field(default_factory=list)
+    facts: list[Facts] = field(default_factory=list)  # of each image, with its "key"
+    images_of_caption: list[list[int]] | None = None  # the true matches, where they are known
+    coco_images: list[int] | None = None  # COCO's ids, where it is COCO
+    coco_captions: list[int] | None = None
+
+    def add(self, image: ImageRef, captions: list[str], facts: Facts) -> None:
+        self.image_of_caption += [len(self.images)] * len(captions)
+        self.images.append(image)
+        self.captions += captions
+        self.facts.append(facts)
 
 
 def image_file(path: Path) -> ImageRef:
@@ -131,3 +155,75 @@ def _of_shard(shard: str, flag: str) -> Iterator[tuple[str, ImageRef, dict[str, 
                     raise LeftOut(f"{flag}: {shown(info.name)} of {shard} has more than {MAX_TEXT_BYTES >> 20} MB.")
                 members[suffix] = tars.content(tar, info)
         yield from finished()
+
+
+def read_captioned(where: str, split: str = "test", flag: str = "--retrieval") -> Captioned:
+    """The images and captions of a folder in clip_benchmark's layout, or of a pattern of shards."""
+    folder = Path(where)
+    shards = shards_of_folder(folder, split, flag) if folder.is_dir() else shards_of_pattern(where, flag)
+    found = captioned_shards(shards, where, flag)
+    if (matches := folder / split / "matches.json").is_file():
+        found.images_of_caption = _matches(matches, found, flag)
+    return found
+
+
+def captioned_shards(shards: list[str], where: str, flag: str) -> Captioned:
+    """The images and captions of shards. Whatever would leave out an image is a ValueError.
+
+    Arguments:
+        where, flag: the shards as they were given, and by which flag, for messages.
+    """
+    found = Captioned()
+    for key, image, members in locate_samples(shards, flag):
+        facts = facts_of(members, key, flag)
+        captions = _captions(facts.pop("captions", None), members, key, flag)
+        if not captions:
+            raise ValueError(
+                f"{flag} {where}: the image {shown(key)} has no caption; each needs a .txt with one caption per line."
+            )
+        found.add(image, captions, facts)
+    if not found.images:
+        raise ValueError(f"{flag} {where}: there are no images in it.")
+    return found
+
+
+def facts_of(members: dict[str, bytes], key: str, flag: str) -> Facts:
+    try:
+        facts = json.loads(members.get("json", b"{}"))
+    except (ValueError, RecursionError):
+        raise ValueError(f"{flag}: the .json of the image {shown(key)} is not JSON.") from None
+    return {"key": key, **(facts if isinstance(facts, dict) else {})}
+
+
+def _captions(given: Any, members: dict[str, bytes], key: str, flag: str) -> list[str]:
+    """Those of the .json, else the lines of the .txt, without blank ones."""
+    if given is None or given == []:
+        given = split_lines(members.get("txt", b"").decode("utf-8", "replace"))
+    if not isinstance(given, list) or not all(isinstance(caption, str) for caption in given):
+        raise ValueError(
+            f'{flag}: the captions of the image {shown(key)} must be a list of texts, as in ["a dog", "a black dog"].'
+        )
+    return [caption.strip() for caption in given if caption.strip()]
+
+
+def _matches(path: Path, found: Captioned, flag: str) -> list[list[int]]:
+    try:
+        matches = json.loads(path.read_text(encoding="utf-8"))["images_of_caption"]
+        good = len(matches) == len(found.captions) and all(
+            all(type(i) is int and 0 <= i < len(found.images) for i in images) and own in images
+            for images, own in zip(matches, found.image_of_caption, strict=True)
+        )
+    except (ValueError, KeyError, TypeError, RecursionError):
+        good = False
+    if not good:
+        raise ValueError(
+            f"{flag}: {path} must hold, for each of the {len(found.captions)} captions in order, the indices of the "
+            "images it fits, its own among them."
+        )
+    return [sorted(set(images)) for images in matches]
+
+
+def split_lines(text: str) -> list[str]:
+    """Return the lines of a text, stripped. Only \\n and \\r\\n end a line: `str.splitlines` splits captions at U+2028
+    and form feeds, too."""
+    return [line.strip() for line in text.split("\n")]

@@ -2,11 +2,11 @@
 
 from torch import Tensor
 
-from ..ambiguity import Bank, BankEntailment, HubnessCorrected
-from ..ambiguity.bank import IMAGES, TEXTS
-from ..ambiguity.calibration import pair_offsets
 from ..distances import CSD, Cosine, Entailment
 from ..gaussian import Gaussian
+from . import Bank, BankEntailment, HubnessCorrected
+from .bank import IMAGES, TEXTS
+from .calibration import pair_offsets
 
 SCORES = ("cosine", "csd", "entailment")
 

@@ -14,18 +14,17 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..ambiguity import Bank
-from ..ambiguity.bank import IMAGES, TEXTS
-from ..ambiguity.calibration import ESTIMATORS
 from ..data.decode import BadImage, load_image
 from ..distances import Entailment
-from ..evaluation.encode import cosine_scale, gaussians, is_finite, tokenize
-from ..evaluation.loading import has_random_weights, load_model
+from ..encode.encode import gaussians, is_finite, tokenize
+from ..encode.load import has_random_weights, load_model
 from ..gaussian import Gaussian
 from ..losses.terms import loss_weights
 from ..models.pcmepp import ProbabilisticModel
-from . import scores
-from .beside import find_bank, find_calibration
+from . import Bank, scores
+from .bank import IMAGES, TEXTS
+from .calibration import ESTIMATORS
+from .store import CALIBRATION_FILE, check_calibration, find_bank, find_calibration
 
 Images: TypeAlias = Image.Image | Sequence[Image.Image] | Tensor | Gaussian
 Texts: TypeAlias = str | Sequence[str] | Gaussian
@@ -82,14 +81,15 @@ class ImageTextModel:
         self.name, self.device, self.batch_size = name, loaded.device, batch_size
         self.model, self.preprocess, self.tokenizer = loaded.model, loaded.preprocess, loaded.tokenizer
         self.probabilistic = loaded.probabilistic
-        found = find_bank(loaded, name, bank)
-        self.bank = None if found is None else found.to(self.device)
-        self.calibration = find_calibration(name, bank)
+        references = find_bank(loaded, bank)
+        self.bank = None if references is None else references.to(self.device)
+        fitted = None if bank is None else (Path(bank) if Path(bank).is_dir() else Path(bank).parent) / CALIBRATION_FILE
+        self.calibration = None if fitted and not fitted.is_file() else find_calibration(loaded, fitted)
 
     @property
     def scale(self) -> float:
         """s, by which the model multiplies a cosine."""
-        return cosine_scale(self.model)
+        return self._loaded.scale
 
     def encode_images(self, images: Images) -> Gaussian:
         """Images to Gaussians with l2-normalised means, [N, D], fp32. Their log-variances are -inf for a plain model,
@@ -229,7 +229,7 @@ class ImageTextModel:
                 f"{self.name} has no calibration.json beside its bank: run `pcmepp calibrate` to make one."
             )
         bank = self._bank("bank") if self.calibration.estimator == "bank" else None
-        self._loaded.check_calibration(self.calibration, bank, self.name)
+        check_calibration(self.calibration, self._loaded, bank, self.name)
         inputs = scores.calibration_inputs(self.encode_images(images), self.encode_texts(texts), self.scale, bank)
         return self.calibration.probability(*inputs, prior)
 
