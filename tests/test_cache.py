@@ -11,14 +11,17 @@ import pytest
 import torch
 from helpers import make_model, scramble
 from kinds import KINDS, add_kinds, kind_batch, kind_model
-from pcmepp_openclip.cache import build, facts, store
 from shard_maker import arguments, pair, picture, write_tar
 
-from pcmepp_openclip import cache, data
+from pcmepp_openclip import data
+from pcmepp_openclip import encode as cache
 from pcmepp_openclip.data.decode import decode_image
 from pcmepp_openclip.data.plan import Shard
 from pcmepp_openclip.data.shards import iter_samples
 from pcmepp_openclip.data.sizes import ShardSize
+from pcmepp_openclip.encode import store
+from pcmepp_openclip.encode import token_facts as facts
+from pcmepp_openclip.encode import token_pass as build
 from pcmepp_openclip.encode.rows import Rows
 from pcmepp_openclip.encode.token_loader import CacheLoader, EpochPlan, permutation
 
