@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from drawn_shards import SCENES as ALL_SCENES
-from eval_data import CLASSES, TEMPLATES, captions, png, true_matches, write_retrieval, write_zeroshot
+from eval_data import CLASSES, TEMPLATES, captions, png, read_embeddings, true_matches, write_retrieval, write_zeroshot
 from helpers import make_model, plain_config, plain_twin
 from sklearn.metrics import roc_auc_score
 
@@ -26,7 +26,6 @@ from pcmepp_openclip.ambiguity.store import (
     source_of,
 )
 from pcmepp_openclip.distances import Entailment, by_name
-from pcmepp_openclip.encode import chunks
 from pcmepp_openclip.encode.load import load_model
 from pcmepp_openclip.evaluation import coco, pairs, retrieval, uncertainty
 from pcmepp_openclip.evaluation.metric import as_dict
@@ -77,7 +76,9 @@ def evaluate(place, out, *more, **kwargs):
 
 def embeddings(out, name, count):
     """What was encoded under that name, from the cache."""
-    return chunks.load_chunk(next((out / "embeddings").glob(f"{name}-*/*.safetensors")), count)
+    encoded = read_embeddings(next((out / "embeddings").glob(f"{name}-*/*.safetensors")))
+    assert len(encoded.mean) == count
+    return encoded
 
 
 @pytest.fixture(scope="module", params=["PCMEpp-tiny", "plain-tiny"])

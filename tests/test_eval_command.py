@@ -12,7 +12,17 @@ import open_clip
 import pytest
 import torch
 from drawn_shards import SCENES as ALL_SCENES
-from eval_data import CLASSES, TEMPLATES, captions, png, true_matches, write_retrieval, write_tar, write_zeroshot
+from eval_data import (
+    CLASSES,
+    TEMPLATES,
+    captions,
+    png,
+    read_embeddings,
+    true_matches,
+    write_retrieval,
+    write_tar,
+    write_zeroshot,
+)
 from helpers import make_model, mini_config, plain_config, plain_twin
 from hostile_tars import HARMLESS, HOSTILE
 from PIL import Image
@@ -21,7 +31,7 @@ from shard_maker import within
 from pcmepp_openclip import cli
 from pcmepp_openclip.data import captioned
 from pcmepp_openclip.distances import Entailment, by_name
-from pcmepp_openclip.encode import chunks, encode
+from pcmepp_openclip.encode import encode
 from pcmepp_openclip.evaluation import datasets, neighbours, retrieval, zeroshot
 from pcmepp_openclip.evaluation.metric import Metric, as_dict
 from pcmepp_openclip.gaussian import Gaussian
@@ -141,7 +151,7 @@ def test_what_it_leaves_behind(place, results, no_report, capsys):
 
 
 def test_a_stopped_evaluation_goes_on(place, tmp_path, results, monkeypatch, no_report):
-    monkeypatch.setattr(chunks, "CHUNK", 16)
+    monkeypatch.setattr(encode, "CHUNK", 16)
     encoded, stock = [], encode.Encoder._gaussian
 
     def counted(self, batch, kind):
@@ -625,12 +635,12 @@ def test_damaged_embeddings_are_noticed_and_encoded_again(place, tmp_path, no_re
     images.write_bytes(damaged)
     assert evaluate(place, tmp_path, *flags) == whole
     header = 8 + int.from_bytes(data[:8], "little")
-    assert chunks.load_chunk(images, 48) is not None
+    assert read_embeddings(images) is not None
     for bit in [*range(8 * header), *range(8 * header, 8 * len(data), 4093)]:
         damaged = bytearray(data)
         damaged[bit // 8] ^= 1 << bit % 8
         images.write_bytes(damaged)
-        found = chunks.load_chunk(images, 48)
+        found = read_embeddings(images)
         assert found is None or found.mean.numpy().tobytes() in data, bit
 
 
@@ -651,8 +661,6 @@ def test_images_are_turned_by_their_exif_data_only_if_that_is_asked_for(place, t
         for i, (where, flags) in enumerate([(straight, ()), (folder, ()), (folder, ("--exif-orientation",))])
     )
     assert turned["exif_orientation"] and "exif_orientation" not in stored and turned["weights"] != stored["weights"]
-    embeddings = [
-        chunks.load_chunk(next((tmp_path / f"out{i}").rglob("d-images*/*.safetensors")), 8).mean for i in range(3)
-    ]
+    embeddings = [read_embeddings(next((tmp_path / f"out{i}").rglob("d-images*/*.safetensors"))).mean for i in range(3)]
     assert torch.equal(embeddings[0], embeddings[2]) and not torch.equal(embeddings[0], embeddings[1])
     assert wanted["weights"] == stored["weights"]

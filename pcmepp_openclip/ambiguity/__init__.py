@@ -3,7 +3,7 @@
 `bank` needs no training: it compares an input with reference pairs. `calibration` turns scores into the probability of
 a pair, and `scores` is the maths that uses both. `store` keeps them in files, and finds those of a model. `model` has
 `ImageTextModel`, which encodes images and texts and answers three questions about them. `bank_command` is
-`pcmepp bank`, `calibrate_command` is `pcmepp calibrate`, and `command_pairs` draws and encodes the pairs that both need.
+`pcmepp bank`, `calibrate_command` is `pcmepp calibrate`, and `command_pairs` draws and encodes their pairs.
 """
 
 from .bank import Bank, BankEntailment, HubnessCorrected, renyi_entropy

@@ -27,9 +27,11 @@ from ..gaussian import Gaussian
 from ..models.fingerprint import model_fingerprint
 from ..models.pcmepp import ProbabilisticModel
 from ..system.version import __version__
-from .chunks import CHUNK, chunk_files, load_chunk, save_chunk
 from .images import ImageDataset, image_batches
 from .load import cosine_scale
+from .store import Store
+
+CHUNK = 512  # rows of a file
 
 
 @dataclass
@@ -120,27 +122,31 @@ class Encoder:
         self, encode: Callable[[Sequence[range]], Iterator[Gaussian]], count: int, facts: Any, name: str
     ) -> Gaussian:
         """`encode`: one Gaussian, on the CPU, for each of the ranges of rows that it is given."""
-        folder = self.cache / f"{name}-{hashlib.sha256((self.fingerprint + repr(facts)).encode()).hexdigest()[:16]}"
-        folder.mkdir(parents=True, exist_ok=True)
-        chunks = chunk_files(folder, count)
+        identity = hashlib.sha256((self.fingerprint + repr((CHUNK, facts))).encode()).hexdigest()[:16]
+        store = Store(self.cache / f"{name}-{identity}", identity)
+        store.folder.mkdir(parents=True, exist_ok=True)
+        starts = range(0, count, CHUNK)
+        chunks = [(f"{start:06d}", range(start, min(start + CHUNK, count))) for start in starts]
         rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         mine = chunks[rank::world]
-        missing = [(path, rows) for path, rows in mine if load_chunk(path, len(rows)) is None]
-        for path, _ in missing:
-            if path.exists():
-                print(f"note: {path} is damaged, or of another version: encoded again.", file=sys.stderr)
+        missing = [(file, rows) for file, rows in mine if store.read(file) is None]
+        for file, _ in missing:
+            if store.path(file).exists():
+                print(f"note: {store.path(file)} is damaged, or of another version: encoded again.", file=sys.stderr)
         settings = {"initial": len(mine) - len(missing), "total": len(mine), "disable": None if rank == 0 else True}
         encoded = zip(missing, encode([rows for _, rows in missing]), strict=True)
-        for (path, _), gaussian in tqdm(encoded, desc=name, unit_scale=CHUNK, unit="", **settings):
-            save_chunk(path, gaussian)
+        for (file, _), gaussian in tqdm(encoded, desc=name, unit_scale=CHUNK, unit="", **settings):
+            store.write(file, gaussian._asdict())
         if world > 1:
             dist.barrier()
         parts = []
-        for path, rows in chunks:
-            part = load_chunk(path, len(rows))
+        for file, _ in chunks:
+            part = store.read(file)
             if part is None:
-                raise ValueError(f"{path} is missing or damaged: the ranks must share --out; run the command again.")
-            parts.append(part)
+                raise ValueError(
+                    f"{store.path(file)} is missing or damaged: the ranks must share --out; run the command again."
+                )
+            parts.append(Gaussian(**part))
         return _cat(parts)
 
 

@@ -1,25 +1,23 @@
-"""The files of a cache: which samples each of them holds, and how large they become.
+"""Encoded samples on disk: what was computed once is read again, and a computation that was interrupted continues.
 
-A file holds the usable ones among some neighbouring samples of a shard, in order:
+A store is a folder of .safetensors files with a row per sample. A tensor whose rows differ in length, such as token
+ids, holds them one after the other, and `NAME_ends` says where each of them ends. Besides its tensors, each file has
 
-    image_mean [n, D], text_mean [n, D]     features of the towers, fp32
-    image_x [n, L, C]                       what the log-variance branch of images reads, fp16
-    text_x [X, C], text_ids [T]             of texts, fp16 and int32: one after the other, each without its padding
-    text_x_ends [n], text_ids_ends [n]      where each text ends in these
-    digest [n]                              of all that belongs to a sample
+    digest [n]    the CRC-32 of each row, with the name of the file and the name, type and shape of every tensor
+    header        the identity of the store, which is a fingerprint of all that the rows depend on, the name of the
+                  file and facts about it, with a CRC-32 of these
 
-Its header also holds its name, which samples of the shard were read, and what was wrong with the others, with a digest.
-A file is written at once or not at all, and has the same content whoever writes it: so a cache that was interrupted is
-continued.
+Every row is checked when it is read, because a single wrong bit would change the results. A file is written at once or
+not at all, and has the same content whoever writes it: ranks share a folder, each with files of its own.
 """
 
 import collections
-import itertools
+import contextlib
+import hashlib
 import json
-import shutil
+import time
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,197 +25,169 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..data.plan import Segment, Shard
-from ..data.tally import Tally
-from ..models.cached import CachedTokens
 from ..system.files import save_tensors
 
-FILE_BYTES = 64_000_000  # about: each worker of the first pass collects one file in memory
-FP16_MAX = torch.finfo(torch.float16).max
-TEXT = ("text_x", "text_ids")
-ROWS = ("image_mean", "image_x", "text_mean")
-ENDS = tuple(f"{name}_ends" for name in TEXT)
-DIGEST = "digest"
-NAMES = (*ROWS, *TEXT, *ENDS)
+DIGEST, ENDS = "digest", "_ends"
 UNREADABLE = (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)
+OLD_S = 3600.0  # age in seconds of a temporary file that nobody writes to any more
+MAX_OPEN = 128  # files per process: systems limit them, often to 1024
+
+Row = dict[str, Tensor]
+"""The tensors of one sample, or of several, by name."""
 
 
-class Footprint(NamedTuple):
-    """Bytes per sample on disk: those of an image exactly, those of a text at most."""
-
-    image: int
-    text: int
-
-    @property
-    def total(self) -> int:
-        return self.image + self.text
+def identity_of(facts: Any) -> str:
+    """Return a short name for these facts, which JSON can hold."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def footprint_of(image: CachedTokens, text: CachedTokens) -> Footprint:
-    """Of the tokens of some images and of texts of the full length; they may be on the device "meta"."""
-    dim, tokens = image.mean_ND.shape[1], image.x_NLC[0].numel()
-    assert text.text_NL is not None
-    numbers = (len(ENDS) + 1) * torch.int64.itemsize
-    return Footprint(4 * dim + 2 * tokens, 4 * dim + 2 * text.x_NLC[0].numel() + 4 * text.text_NL.shape[1] + numbers)
+class Content(NamedTuple):
+    """The number of rows of a file, and the facts about it."""
 
-
-def check_room(folder: Path, needed: int) -> int:
-    """The bytes that are free where the folder is or will be; ValueError if they are fewer than needed."""
-    there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
-    free = shutil.disk_usage(there).free
-    if needed > free:
-        raise ValueError(
-            f"--cache-tokens {folder}: the tokens take up to {readable_size(needed)}, and {readable_size(free)} are "
-            "free: make room, name a folder on another disk, or train without --cache-tokens."
-        )
-    return free
-
-
-def readable_size(count: int) -> str:
-    size, unit = (count / 1e6, "MB") if count < 1e9 else (count / 1e9, "GB")
-    return f"{size:.1f} {unit}" if size < 1000 else f"{size:,.0f} {unit}"
-
-
-class Piece(NamedTuple):
-    """The samples of one file: positions [start, stop) of a shard.
-
-    Arguments:
-        number: of the shard, among all of them.
-    """
-
-    number: int
-    shard: Shard
-    start: int
-    stop: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.number:06d}-{self.start:08d}.safetensors"
-
-    @property
-    def segment(self) -> Segment:
-        return Segment(self.shard, self.start, self.stop)
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-
-def pieces_of(shards: Sequence[Shard], footprint: Footprint) -> list[Piece]:
-    """All samples of counted shards, in files of about `FILE_BYTES` at most."""
-    found, most = [], max(1, FILE_BYTES // footprint.total)
-    for number, shard in enumerate(shards):
-        assert shard.size is not None
-        count = -(-shard.size.samples // most)
-        bounds = [shard.size.samples * i // count for i in range(count + 1)] if count else []
-        found += [Piece(number, shard, *bound) for bound in itertools.pairwise(bounds)]
-    return found
-
-
-@dataclass(frozen=True)
-class Content:
-    """What a file says of itself: how many usable samples it has, and what became of the others."""
-
-    samples: int
-    tally: Tally
+    rows: int
+    facts: dict[str, Any]
 
 
 class Store:
-    """A folder of such files.
+    """A folder of files of rows.
 
     Arguments:
-        identity: of the facts that the tokens depend on; files of another identity count as missing.
+        identity: a name for all that the rows depend on; files of another identity count as missing.
     """
 
-    def __init__(self, folder: Path, identity: str, pieces: Sequence[Piece]):
-        self.folder, self.identity, self.pieces = folder, identity, list(pieces)
+    def __init__(self, folder: Path, identity: str):
+        self.folder, self.identity = folder, identity
 
-    def path(self, piece: Piece) -> Path:
-        return self.folder / piece.name
+    def path(self, name: str) -> Path:
+        return self.folder / f"{name}.safetensors"
 
-    def content(self, piece: Piece) -> Content | None:
-        """What the file of a piece holds by its header; None if it is missing, cut off, or of something else."""
+    def write(self, name: str, tensors: Row, **facts: Any) -> None:
+        """Write a file; ValueError if it cannot be written.
+
+        Arguments:
+            tensors: of the same number of rows, with the ends of those whose rows differ in length.
+        """
+        count = next((len(x) for key, x in tensors.items() if f"{key}{ENDS}" not in tensors), 0)
+        digests = [_row_digest(name, _row(tensors, row)) for row in range(count)]
+        about = json.dumps({"store": self.identity, "file": name, "facts": facts})
+        tensors = {**tensors, DIGEST: torch.tensor(digests, dtype=torch.int64)}
+        save_tensors(tensors, self.path(name), {"about": f"{zlib.crc32(about.encode()):08x} {about}"})
+
+    def content(self, name: str) -> Content | None:
+        """Return what a file holds, by its header; None if it is missing, cut off, or of something else."""
         try:
-            with safe_open(self.path(piece), "pt") as file:
-                digest, _, about = file.metadata()["about"].partition(" ")
-                said = json.loads(about)
-                of = [said["cache"], said["file"], said["stop"]]
-                samples = file.get_slice("image_x").get_shape()[0]
+            with safe_open(self.path(name), "pt") as file:
+                return self._content(name, file)
         except UNREADABLE:
             return None
-        if digest != _digest_of_header(about) or of != [self.identity, piece.name, piece.stop]:
+
+    def read(self, name: str) -> Row | None:
+        """Return all rows of a file; None if it is missing, damaged, or of something else."""
+        try:
+            with safe_open(self.path(name), "pt") as file:
+                content = self._content(name, file)
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  it is no dict
+            digests = tensors.pop(DIGEST).tolist()
+            rows = range(content.rows) if content else ()
+            good = content and all(_row_digest(name, _row(tensors, row)) == digests[row] for row in rows)
+        except (*UNREADABLE, IndexError, OverflowError):  # torch raises different kinds for different damage
             return None
-        tally = Tally(met=said["met"])
-        tally.used[piece.shard.source] = samples
-        for cause, count, where in said["lost"]:
-            tally.note(piece.shard.source, cause, count, where)
-        return Content(samples, tally)
+        return tensors if good else None
 
-    def missing(self) -> list[Piece]:
-        return [piece for piece in self.pieces if self.content(piece) is None]
+    def remove_leftovers(self) -> None:
+        """Remove the temporary files of processes that were killed while they wrote."""
+        for path in self.folder.glob(".*.safetensors.*.tmp"):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > OLD_S:
+                    path.unlink()
 
-    def write(self, piece: Piece, tensors: dict[str, Tensor], tally: Tally) -> None:
-        """ValueError if it cannot be written."""
-        lost = [[cause, count, tally.first[source, cause]] for (source, cause), count in tally.lost.items()]
-        kept = {"cache": self.identity, "file": piece.name, "stop": piece.stop, "met": tally.met, "lost": lost}
-        about = json.dumps(kept)
-        digests = [digest_of(piece.name, sample_of(tensors, row)) for row in range(len(tensors["image_x"]))]
-        tensors = {**tensors, DIGEST: torch.tensor(digests, dtype=torch.int64)}
-        save_tensors(tensors, self.path(piece), {"about": f"{_digest_of_header(about)} {about}"})
+    def _content(self, name: str, file: Any) -> Content | None:
+        digest, _, about = file.metadata()["about"].partition(" ")
+        header = json.loads(about)
+        if digest != f"{zlib.crc32(about.encode()):08x}" or [header["store"], header["file"]] != [self.identity, name]:
+            return None
+        return Content(file.get_slice(DIGEST).get_shape()[0], header["facts"])
 
 
-def sample_of(parts: Mapping[str, Any], row: int) -> dict[str, Tensor]:
-    """Return the sample of that row, from the tensors of a file or from slices that read them."""
-    sample = {name: parts[name][row : row + 1] for name in ROWS}
-    for name, ends in zip(TEXT, ENDS, strict=True):
-        sample[name] = parts[name][int(parts[ends][row - 1]) if row else 0 : int(parts[ends][row])]
+class Rows:
+    """The rows of some files of a store by number, from 0 on, in any order. Each process opens the files for itself.
+
+    Arguments:
+        names, counts: the files, and how many rows each of them has.
+    """
+
+    def __init__(self, store: Store, names: Sequence[str], counts: Sequence[int]):
+        self.store, self.names = store, list(names)
+        self._ends = torch.tensor(counts, dtype=torch.int64).cumsum(0)
+        self._open: collections.OrderedDict[str, Row] = collections.OrderedDict()
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __getitem__(self, rows: Sequence[int]) -> list[Row]:
+        """Return the rows of these numbers; ValueError for one that is damaged."""
+        number_N = torch.as_tensor(rows)
+        file_N = torch.searchsorted(self._ends, number_N, right=True)
+        samples: list[Row] = [{}] * len(number_N)
+        for i in number_N.argsort().tolist():  # a disk is fastest in this order, and each file is opened once
+            file = int(file_N[i])
+            samples[i] = self._read(self.names[file], int(number_N[i]) - (int(self._ends[file - 1]) if file else 0))
+        return samples
+
+    def _read(self, name: str, row: int) -> Row:
+        parts = self._parts(name)
+        try:
+            sample = _row(parts, row)
+            good = _row_digest(name, sample) == int(parts[DIGEST][row])
+        except (*UNREADABLE, IndexError, OverflowError):  # torch raises different kinds for different damage
+            good = False
+        if not good:
+            raise ValueError(f"{self.store.path(name)} is damaged: delete it, and start again to compute it anew.")
+        return sample
+
+    def _parts(self, name: str) -> dict[str, Any]:
+        """Return slices that read the tensors of a file, and its ends and digests as they are."""
+        if name in self._open:
+            self._open.move_to_end(name)
+            return self._open[name]
+        while len(self._open) >= MAX_OPEN:
+            self._open.popitem(last=False)
+        try:
+            file = safe_open(self.store.path(name), "pt")
+            whole = {key for key in file.keys() if key == DIGEST or key.endswith(ENDS)}  # noqa: SIM118
+            parts = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
+            self._open[name] = {**parts, **{key: file.get_tensor(key).clone() for key in whole}}
+        except UNREADABLE:
+            raise ValueError(
+                f"{self.store.path(name)} is missing or damaged: start again to compute it anew; all ranks must see "
+                "the folder."
+            ) from None
+        return self._open[name]
+
+
+def join_rows(parts: Sequence[Row]) -> Row:
+    """Return the rows of several batches together, whose `NAME_ends` are the lengths of the rows."""
+    joined = {name: torch.cat([part[name] for part in parts]) for name in (parts[0] if parts else ())}
+    return {name: x.cumsum(0) if name.endswith(ENDS) else x for name, x in joined.items()}
+
+
+def _row(parts: Mapping[str, Any], row: int) -> Row:
+    """Return one row of tensors, or of slices that read them."""
+    sample = {}
+    for name in sorted(parts):
+        if name == DIGEST or name.endswith(ENDS):
+            continue
+        ends = parts.get(f"{name}{ENDS}")
+        if ends is None:
+            sample[name] = parts[name][row : row + 1]
+        else:
+            sample[name] = parts[name][int(ends[row - 1]) if row else 0 : int(ends[row])]
     return sample
 
 
-def digest_of(file: str, sample: Mapping[str, Tensor]) -> int:
-    """Return the CRC-32 of a sample with its types, its shapes and the name of its file."""
+def _row_digest(file: str, sample: Row) -> int:
     crc = zlib.crc32(file.encode())
-    for name in (*ROWS, *TEXT):
-        x = sample[name]
-        crc = zlib.crc32(x.contiguous().numpy().data, zlib.crc32(repr((x.dtype, x.shape)).encode(), crc))
+    for name, x in sample.items():
+        crc = zlib.crc32(repr((name, x.dtype, x.shape)).encode(), crc)
+        crc = zlib.crc32(x.contiguous().numpy().data, crc)
     return crc
-
-
-def _digest_of_header(about: str) -> str:
-    return f"{zlib.crc32(about.encode()):08x}"
-
-
-class Collected:
-    """The tokens of a piece, while they are computed."""
-
-    def __init__(self) -> None:
-        self.tally = Tally()
-        self._parts: dict[str, list[Tensor]] = collections.defaultdict(list)
-
-    def add(self, image: CachedTokens, text: CachedTokens, length_N: Tensor) -> None:
-        """Arguments:
-        length_N: how many leading tokens of each text count.
-        """
-        assert text.text_NL is not None
-        more = text.x_NLC.shape[1] - text.text_NL.shape[1]  # some towers append a token of their own
-        x_XC, ids_T = _leading(text.x_NLC, length_N + more), _leading(text.text_NL, length_N)
-        of_texts = text.mean_ND.float(), _half(x_XC), ids_T.int(), length_N.long() + more, length_N.long()
-        for name, part in zip(NAMES, (image.mean_ND.float(), _half(image.x_NLC), *of_texts), strict=True):
-            self._parts[name].append(part.cpu())
-
-    def tensors(self) -> dict[str, Tensor]:
-        """What a file holds, without the digests; without a usable sample, no rows."""
-        if not self._parts:
-            return dict.fromkeys(NAMES, torch.empty(0, 1))
-        found = {name: torch.cat(parts) for name, parts in self._parts.items()}
-        return {**found, **{f"{name}_ends": found[f"{name}_ends"].cumsum(0) for name in TEXT}}
-
-
-def _leading(x_NL: Tensor, length_N: Tensor) -> Tensor:
-    """The first entries of each row, one row after the other."""
-    return x_NL[torch.arange(x_NL.shape[1], device=x_NL.device) < length_N[:, None]]
-
-
-def _half(x: Tensor) -> Tensor:
-    if not x.isfinite().all():
-        raise ValueError("The towers' output is not finite: try --precision fp32, or other weights.")
-    return x.clamp(-FP16_MAX, FP16_MAX).half()

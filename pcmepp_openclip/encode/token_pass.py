@@ -1,5 +1,6 @@
-"""The first pass: the towers' output of every sample to disk. What is there already is kept.
+"""The first pass of `--cache-tokens`: the towers' output of every sample to disk. What is there already is kept.
 
+Shards are read and images decoded as in training, in worker processes; what cannot be used is left out and counted.
 Ranks take files in turn. Every few seconds they tell each other how far they are, so that they stop together: on a
 request, for a mistake of one of them, or when all files are there.
 """
@@ -8,23 +9,28 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from tqdm import tqdm
 
-from ..data.batches import Failure, LoaderSpec
+from ..data.batches import CHARACTERS_PER_TOKEN, Failure, LoaderSpec, cut_texts, nothing_usable
+from ..data.decode import BadImage
+from ..data.feeds import Guard, NothingUsable, Reader
 from ..data.loader import MIN_SAMPLES_TO_JUDGE
+from ..data.pixels import to_pixels
+from ..data.plan import Segment
+from ..data.sources import label, shown
 from ..data.tally import Tally
-from ..models.cached import CachedTokens
-from .store import Collected, Piece, Store
-from .token_reading import PieceBatch, PieceBatches
+from ..system.processes import signals_blocked
+from .store import Row, Store, join_rows
 
 ROUND_S = 5.0  # seconds of work between two agreements of the ranks
 REPORT_S = 60.0  # seconds between two lines of progress in the log
-OLD_S = 3600.0  # age in seconds of a temporary file that nobody writes to any more
 
 
 class Interrupted(Exception):
@@ -38,16 +44,16 @@ class Ranks(Protocol):
     world_size: int
 
     def gather(self, item: Any) -> list[Any]:
-        """`item` of every rank, on every rank."""
+        """Return `item` of every rank, on every rank."""
 
     def stop_asked(self) -> bool:
-        """Whether this rank knows of a request to stop."""
+        """Return whether this rank knows of a request to stop."""
 
     def pass_on_stop(self) -> None:
         """Tell the other ranks of it."""
 
     def wait_for(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """The batches; a long wait for one is logged and has a limit. Ends early if a stop was asked."""
+        """Yield the batches; a long wait for one is logged and has a limit. Ends early if a stop was asked."""
 
 
 class Alone:
@@ -68,16 +74,8 @@ class Alone:
         return iter(batches)
 
 
-class Encoder(Protocol):
-    """Frozen towers, see `data.Towers`."""
-
-    def images(self, images: Tensor) -> CachedTokens: ...
-
-    def texts(self, texts: Tensor) -> tuple[CachedTokens, Tensor]: ...
-
-
 @dataclass
-class Told:
+class Report:
     """What a rank tells the others after each round."""
 
     finished: bool = False
@@ -88,98 +86,171 @@ class Told:
 
 def fill(
     store: Store,
-    missing: list[Piece],
-    spec: LoaderSpec,
-    towers: Encoder,
+    files: dict[str, Segment],
+    reading: LoaderSpec,
+    encode: Callable[[Tensor, Tensor], Row],
     workers: int,
     ranks: Ranks,
     max_bad: float,
 ) -> None:
-    """Write the missing files of a store, on all ranks together.
+    """Write the files, on all ranks together.
 
     Arguments:
+        encode: images and token ids, as `data.batches.Batch` has them, to rows.
         max_bad: the fraction of unusable samples above which a ValueError ends the pass.
     """
     if ranks.rank == 0:
-        _remove_old(store)
-    mine = missing[ranks.rank :: ranks.world_size]
-    work = _Work(store, mine, towers, ranks.wait_for(PieceBatches(spec, mine, workers) if mine else ()))
-    progress = _Progress(spec, sum(map(len, missing)), ranks.rank)
+        store.remove_leftovers()
+    left = {name: files[name] for name in list(files)[ranks.rank :: ranks.world_size]}
+    work = _write_files(store, left, encode, ranks.wait_for(_batches(reading, dict(left), workers)))
+    progress = _Progress(reading.names, sum(file.stop - file.start for file in files.values()), ranks.rank)
     with contextlib.closing(progress):
         while True:
-            told = ranks.gather(work.round(ranks))
-            for other in told:
-                progress.add(other.tally)
-            problem = next((other.problem for other in told if other.problem), None)
+            reports = ranks.gather(_round(work, left, ranks))
+            for report in reports:
+                progress.add(report.tally)
+            problem = next((report.problem for report in reports if report.problem), None)
             if problem:
                 raise ValueError(problem)
-            progress.tally.judge(list(spec.names), max_bad, MIN_SAMPLES_TO_JUDGE)
-            if any(other.stop for other in told):
+            progress.tally.judge(list(reading.names), max_bad, MIN_SAMPLES_TO_JUDGE)
+            if any(report.stop for report in reports):
                 raise Interrupted
-            if all(other.finished for other in told):
+            if all(report.finished for report in reports):
                 return
 
 
-class _Work:
-    """The files of this rank."""
+def _round(work: Iterator[Tally], left: dict[str, Segment], ranks: Ranks) -> Report:
+    """Work for some seconds, or until there is something that the other ranks must know."""
+    report, end = Report(), time.monotonic() + ROUND_S
+    try:
+        while time.monotonic() < end:
+            tally = None if ranks.stop_asked() else next(work, None)
+            if tally is None:
+                report.finished, report.stop = not left, bool(left)  # a request may have ended the wait for a batch
+                if report.stop:
+                    ranks.pass_on_stop()
+                break
+            report.tally.add(tally)
+    except ValueError as error:
+        report.problem = str(error)
+    return report
 
-    def __init__(self, store: Store, pieces: list[Piece], towers: Encoder, batches: Iterator[Any]):
-        self._store, self._pieces, self._towers, self._batches = store, pieces, towers, batches
-        self._collected: dict[int, Collected] = {}
-        self._written = 0
 
-    def round(self, ranks: Ranks) -> Told:
-        """Work for some seconds, or until there is something that the other ranks must know."""
-        told, end = Told(), time.monotonic() + ROUND_S
-        try:
-            while time.monotonic() < end:
-                batch = None if ranks.stop_asked() else next(self._batches, None)
-                if batch is None:
-                    told.finished = self._written == len(self._pieces)
-                    told.stop = not told.finished  # also where the wait for a batch was ended by a request
-                    if told.stop:
-                        ranks.pass_on_stop()
-                    return told
-                if isinstance(batch, Failure):
-                    raise ValueError(batch.message)
-                self._add(batch)
-                told.tally.add(batch.tally)
-        except ValueError as error:
-            told.problem = str(error)
-        return told
-
-    def _add(self, batch: PieceBatch) -> None:
-        collected = self._collected.setdefault(batch.piece, Collected())
-        collected.tally.add(batch.tally)
-        if batch.images is not None and batch.texts is not None:
-            batch.tally.used[self._pieces[batch.piece].shard.source] += len(batch.images)
-            collected.add(self._towers.images(batch.images), *self._towers.texts(batch.texts))
+def _write_files(
+    store: Store, left: dict[str, Segment], encode: Callable[[Tensor, Tensor], Row], batches: Iterator[Any]
+) -> Iterator[Tally]:
+    """Encode the batches, write each file when it is complete and take it from `left`. Yields what became of the
+    samples of each batch."""
+    tallies: dict[str, Tally] = {name: Tally() for name in left}
+    parts: dict[str, list[Row]] = {name: [] for name in left}
+    for batch in batches:
+        if isinstance(batch, Failure):
+            raise ValueError(batch.message)
+        name = batch.file
+        if batch.images is not None:
+            batch.tally.used[left[name].shard.source] += len(batch.images)
+            parts[name].append(encode(batch.images, batch.texts))
+        tallies[name].add(batch.tally)
         if batch.last:
-            del self._collected[batch.piece]
-            self._store.write(self._pieces[batch.piece], collected.tensors(), collected.tally)
-            self._written += 1
+            tally = tallies.pop(name)
+            tally.retries.clear()  # they are of this pass, not of the file
+            store.write(name, join_rows(parts.pop(name)), tally=tally.to_plain())
+            del left[name]
+        yield batch.tally
+
+
+class FileBatch(NamedTuple):
+    """Some samples of a file, in order.
+
+    Arguments:
+        images, texts: as in `data.batches.Batch`; None if there is no usable sample left for the file.
+        tally: what became of the samples since the last batch.
+        last: whether the file ends with it.
+    """
+
+    file: str
+    images: Tensor | None
+    texts: Tensor | None
+    tally: Tally
+    last: bool
+
+
+def _batches(reading: LoaderSpec, files: dict[str, Segment], workers: int) -> Iterable[FileBatch | Failure]:
+    """Yield the batches of all files, from several workers in turn, each with files of its own."""
+    loader: DataLoader = DataLoader(
+        _FileReader(reading, files),
+        batch_size=None,
+        num_workers=min(workers, len(files)),
+        generator=torch.Generator(),  # leave the training process's random numbers alone
+    )
+    with signals_blocked():  # the workers are started here
+        batches = iter(loader)
+    yield from batches
+
+
+class _FileReader(IterableDataset):
+    """The batches of some files, one file after the other."""
+
+    def __init__(self, reading: LoaderSpec, files: dict[str, Segment]):
+        self._reading, self._files = reading, files
+
+    def __iter__(self) -> Iterator[FileBatch | Failure]:
+        worker = get_worker_info()
+        names = list(self._files)[worker.id :: worker.num_workers] if worker else list(self._files)
+        guard, tally = Guard(self._reading.max_empty_shards), Tally()
+        reader = Reader(tally, guard, self._reading.retries)
+        try:
+            for name in names:
+                yield from self._batches(name, reader, guard, tally)
+        except NothingUsable as error:
+            yield Failure(nothing_usable(self._reading.names, error, tally))
+
+    def _batches(self, name: str, reader: Reader, guard: Guard, tally: Tally) -> Iterator[FileBatch]:
+        reading = self._reading
+        images: list[Tensor] = []
+        captions: list[str] = []
+        for sample in reader.slots(self._files[name]):
+            if sample is None:
+                continue
+            try:
+                image = to_pixels(sample.image, reading)
+            except BadImage as error:
+                tally.note(sample.source, error.cause, 1, f"{label(sample.shard)} {shown(sample.key)}")
+                guard.decoded(sample, good=False)
+                continue
+            guard.decoded(sample, good=True)
+            if len(images) == reading.batch_size:  # there is at least one more, so this one is not the last
+                yield FileBatch(name, torch.stack(images), self._tokens(captions), tally.take(), last=False)
+                images, captions = [], []
+            images.append(image)
+            captions.append(sample.caption[: CHARACTERS_PER_TOKEN * reading.context_length])
+        rest = (torch.stack(images), self._tokens(captions)) if images else (None, None)
+        yield FileBatch(name, rest[0], rest[1], tally.take(), last=True)
+
+    def _tokens(self, captions: list[str]) -> Tensor:
+        texts = self._reading.tokenizer(captions)
+        return texts if self._reading.pad is None else cut_texts(texts, self._reading.pad)
 
 
 class _Progress:
     """How far all ranks are, as rank 0 shows it: a bar in a terminal, lines in the log, a warning for each cause."""
 
-    def __init__(self, spec: LoaderSpec, total: int, rank: int):
+    def __init__(self, names: tuple[str, ...], total: int, rank: int):
         self.tally = Tally()
-        self._names, self._total, self._leads = spec.names, total, rank == 0
-        self._noted: set[tuple[int, str]] = set()
+        self._names, self._total, self._leads = names, total, rank == 0
         self._since = self._said = time.monotonic()
         terminal = self._leads and sys.stderr.isatty()
         self._bar = tqdm(total=total, unit=" samples", unit_scale=True, desc="cache", disable=not terminal, leave=False)
 
     def add(self, tally: Tally) -> None:
+        new = tally.first.keys() - self.tally.first.keys()
         self.tally.add(tally)
         self._bar.update(tally.met)
         if not self._leads:
             return
-        for (source, cause), where in tally.first.items():
-            if (source, cause) not in self._noted:
-                self._noted.add((source, cause))
-                logging.warning("Cache: %s: %s: %s (further ones are only counted)", self._names[source], cause, where)
+        for source, cause in sorted(new):
+            where = tally.first[source, cause]
+            logging.warning("Cache: %s: %s: %s (further ones are only counted)", self._names[source], cause, where)
         now = time.monotonic()
         if now - self._said > REPORT_S:
             self._said, rate = now, self.tally.met / (now - self._since)
@@ -187,11 +258,3 @@ class _Progress:
 
     def close(self) -> None:
         self._bar.close()
-
-
-def _remove_old(store: Store) -> None:
-    """Temporary files that a process left which was killed while it wrote."""
-    for path in store.folder.glob(".*.safetensors.*.tmp"):
-        with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > OLD_S:
-                path.unlink()

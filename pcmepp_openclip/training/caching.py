@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import data
-from .. import encode as cache
+from ..encode import token_pass, tokens
 from .coordination import START_UP_TIMEOUT, Stopped
 from .hooks import TrainingHooks
 from .waits import StopAsked
@@ -40,20 +40,20 @@ def cached_data(
     hooks: TrainingHooks,
     folder: Path,
     spec: data.DataSpec,
-    towers: cache.Towers,
+    towers: tokens.Towers,
     preprocess_fns: Any,
     epoch: int,
     tokenizer: Any,
 ) -> Any:
-    """What `cache.train_data` returns; a request to stop during the first pass ends the run as one between steps does.
+    """What `tokens.train_data` returns; a request to stop during the first pass ends the run as one between steps does.
 
     Arguments:
         preprocess_fns: of training and of validation.
     """
     ranks = RunningRanks(hooks)
     try:
-        return cache.train_data(folder, spec, towers, preprocess_fns[1], epoch, tokenizer, ranks)
-    except cache.Interrupted:
+        return tokens.train_data(folder, spec, towers, preprocess_fns[1], epoch, tokenizer, ranks)
+    except token_pass.Interrupted:
         logging.info("Cache: stopped before all tokens were computed; what is complete is kept.")
         hooks.coordinator.mark("stopped", "while tokens were cached")
         hooks.coordinator.gather(None)

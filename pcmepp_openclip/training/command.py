@@ -24,9 +24,9 @@ import open_clip
 import torch
 
 from .. import data
-from .. import encode as cache
 from ..config import PCMEppCfg
 from ..distances import DISTANCES, trainable
+from ..encode import tokens
 from ..host import flags, never_ask, training
 from ..losses.terms import LOSSES, WEIGHT, loss_weights
 from ..runs import record
@@ -279,7 +279,7 @@ def run(args: argparse.Namespace, spec: data.DataSpec, rest: list[str]) -> int:
         assert loop is not None
         loop.augment = augment.batch_augmentation(args, tokenizer)
         if args.cache_tokens:
-            towers = cache.Towers(model, tower_config(args), args.precision, **training.computing(args))
+            towers = tokens.Towers(model, tower_config(args), args.precision, **training.computing(args))
             make_train = functools.partial(cached_data, loop, Path(args.cache_tokens), spec, towers)
         make_validation = validation_data.maker(data.ValidationFlags.from_args(args, spec.flags.val_data), args)
         makers = make_train, make_validation
