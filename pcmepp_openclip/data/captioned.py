@@ -2,7 +2,6 @@
 
 import json
 import os
-import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,12 +9,11 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-from . import tars
-from .shards import IMAGE_SUFFIXES, MAX_TEXT_BYTES
+from . import defects
+from .shards import IMAGE_SUFFIXES, MAX_TEXT_BYTES, TEXT_SUFFIXES, Group, ShardError, read_groups
 from .sources import expand, kind, local_path, shown
 
 MAX_SHARDS = 1_000_000
-TEXT_SUFFIXES = ("txt", "json", "cls")
 OTHER_IMAGES = ("heic", "heif", "avif", "jxl", "svg")  # beside those that Pillow has a name for
 
 
@@ -83,78 +81,52 @@ def shards_of_pattern(pattern: str, flag: str) -> list[str]:
     return [local_path(shard) for shard in shards]
 
 
-class LeftOut(ValueError):
-    """Something would be left out, and change the numbers."""
-
-
 def is_other_image(name: str) -> bool:
-    """Whether a file is called like an image, but not of a kind that is read."""
+    """Return whether a file is called like an image, but not of a kind that is read."""
     suffix = name.lower().rpartition(".")[2]
     return suffix not in IMAGE_SUFFIXES and (f".{suffix}" in Image.registered_extensions() or suffix in OTHER_IMAGES)
 
 
 def locate_samples(shards: list[str], flag: str) -> Iterator[tuple[str, ImageRef, dict[str, bytes]]]:
-    """Key, image and small members of all samples. Images are only located: a plain tar needs no unpacking.
-
-    What would leave out an image is a ValueError.
+    """Yield key, image and texts of all samples, as training groups them. Images are only located: a plain tar needs no
+    unpacking. What would leave out an image, and change the numbers, is a ValueError.
     """
     for shard in shards:
         try:
-            yield from _of_shard(shard, flag)
-        except LeftOut:
-            raise
-        except FileNotFoundError:
-            raise ValueError(f"{flag}: there is no file or folder {shard}.") from None
-        except tars.ERRORS as error:
-            why = str(error) if isinstance(error, tarfile.TarError) else type(error).__name__
-            raise ValueError(f"{flag}: the shard {shard} cannot be read ({why}).") from None
+            for group in read_groups(shard, lambda *_: None, images=False):
+                yield from _located(group, shard, flag)
+        except ShardError as error:
+            if error.cause == defects.MISSING_SHARD:
+                raise ValueError(f"{flag}: there is no file or folder {shard}.") from None
+            raise ValueError(f"{flag}: the shard {shard} cannot be read ({error}).") from None
 
 
-def _of_shard(shard: str, flag: str) -> Iterator[tuple[str, ImageRef, dict[str, bytes]]]:
-    key: str | None = None
-    image: ImageRef | None = None
-    members: dict[str, bytes] = {}
-    keys: set[str] = set()
-    names: list[str] = []  # of the sample
-
-    def finished() -> Iterator[tuple[str, ImageRef, dict[str, bytes]]]:
-        if key is not None and image is not None:
-            yield key, image, members
-        elif key is not None and (members or any(map(is_other_image, names))):
-            raise LeftOut(
-                f"{flag}: the sample {shown(key)} of {shard} has no image of a kind that is read "
-                f"(.{', .'.join(IMAGE_SUFFIXES)}), only {', '.join(map(shown, names[:5]))}: convert it, or take it out."
-            )
-
-    with open(shard, "rb") as file:
-        tar = tarfile.TarFile(fileobj=file, tarinfo=tars.Header)
-        for info in tars.members(tar):
-            if not (info.isreg() or tars.is_link(info)) or (parts := tars.split_name(info.name)) is None:
-                continue
-            prefix, suffix = parts[0], parts[1].lower()
-            if tars.is_link(info):
-                if suffix in (*IMAGE_SUFFIXES, *TEXT_SUFFIXES) or is_other_image(info.name):
-                    raise LeftOut(
-                        f"{flag}: {shown(info.name)} of {shard} is a link, not a file: write the shard again with "
-                        "`tar --dereference --hard-dereference`."
-                    )
-                continue
-            if prefix != key:
-                yield from finished()
-                key, image, members, names = prefix, None, {}, []
-                if key in keys:
-                    raise LeftOut(f"{flag}: {shard} has the key {shown(key)} twice: give each sample its own.")
-                keys.add(key)
-            names.append(info.name)
-            if suffix in members or (image is not None and suffix in IMAGE_SUFFIXES):
-                raise LeftOut(f"{flag}: {shard} has the key {shown(key)} twice: give each sample its own.")
-            if suffix in IMAGE_SUFFIXES:
-                image = ImageRef(os.path.abspath(shard), info.offset_data, info.size)
-            elif suffix in TEXT_SUFFIXES:
-                if info.size > MAX_TEXT_BYTES:
-                    raise LeftOut(f"{flag}: {shown(info.name)} of {shard} has more than {MAX_TEXT_BYTES >> 20} MB.")
-                members[suffix] = tars.content(tar, info)
-        yield from finished()
+def _located(group: Group, shard: str, flag: str) -> Iterator[tuple[str, ImageRef, dict[str, bytes]]]:
+    """Yield the sample of a group, if it is meant to be one."""
+    if group.offset is None:
+        raise ValueError(f"{flag}: the shard {shard} cannot be read (it is compressed): unpack it, as with gunzip.")
+    key, suffixes = shown(group.key), list(group.members)
+    images = [suffix for suffix in IMAGE_SUFFIXES if suffix in group.members]
+    texts = {suffix: group.members[suffix] for suffix in suffixes if suffix in TEXT_SUFFIXES}
+    if group.problem == defects.LINK:
+        linked = next(x for x in suffixes if x not in group.places and (x in images or texts.get(x, b"") is None))
+        raise ValueError(
+            f"{flag}: {key}.{linked} of {shard} is a link, not a file: write the shard again with "
+            "`tar --dereference --hard-dereference`."
+        )
+    if group.problem == defects.DUPLICATE_KEY or len(images) > 1:
+        raise ValueError(f"{flag}: {shard} has the key {key} twice: give each sample its own.")
+    if not images and (texts or any(map(is_other_image, suffixes))):
+        raise ValueError(
+            f"{flag}: the sample {key} of {shard} has no image of a kind that is read (.{', .'.join(IMAGE_SUFFIXES)}), "
+            f"only {', '.join(f'{key}.{shown(suffix)}' for suffix in suffixes[:5])}: convert it, or take it out."
+        )
+    for suffix, text in texts.items():
+        if text is None:
+            raise ValueError(f"{flag}: {key}.{suffix} of {shard} has more than {MAX_TEXT_BYTES >> 20} MB.")
+    if images:
+        image = ImageRef(os.path.abspath(shard), *group.places[images[0]])
+        yield group.key, image, {suffix: text for suffix, text in texts.items() if text is not None}
 
 
 def read_captioned(where: str, split: str = "test", flag: str = "--retrieval") -> Captioned:
