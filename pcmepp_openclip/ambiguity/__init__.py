@@ -1,4 +1,4 @@
-"""What the embeddings of any open_clip model say of an input: confusion, multiplicity, and calibrated pairs.
+"""Confusion, multiplicity and calibrated pairs: three answers about an input by any open_clip model.
 
 `bank` needs no training: it compares an input with reference pairs. `calibration` turns scores into the probability of
 a pair, and `scores` is the maths that uses both. `store` keeps them in files, and finds those of a model. `model` has

@@ -24,16 +24,20 @@ FORMAT, OLDER_FORMATS = "pcmepp-bank-2", ("pcmepp-bank-1",)
 
 
 def save_bank(bank: Bank, path: Path, fingerprint: str) -> None:
-    """`fingerprint`: of the model that made the embeddings, see `models.fingerprint.bank_fingerprint`."""
+    """Write a bank to a file.
+
+    Arguments:
+        fingerprint: of the model that made the embeddings, see `models.fingerprint.bank_fingerprint`.
+    """
     tensors = {"images": bank.images_BD.half().contiguous(), "texts": bank.texts_BD.half().contiguous()}
-    about = {"format": FORMAT, "fingerprint": fingerprint, "scale": repr(bank.scale)}
-    save_tensors(tensors, path, {**about, "sha256": fingerprint_of(tensors, about)})
+    metadata = {"format": FORMAT, "fingerprint": fingerprint, "scale": repr(bank.scale)}
+    save_tensors(tensors, path, {**metadata, "sha256": fingerprint_of(tensors, metadata)})
 
 
 def load_bank(
     path: Path, fingerprint: str | None = None, scale: float | None = None, embed_dim: int | None = None
 ) -> Bank:
-    """The bank of a file, which may be anyone's: no code is run, and what is no bank is a ValueError.
+    """Read the bank of a file, which may be anyone's: no code is run, and what is no bank is a ValueError.
 
     Arguments:
         path: the file, or the folder that holds it under its usual name.
@@ -42,22 +46,22 @@ def load_bank(
     path = path / BANK_FILE if path.is_dir() else path
     try:
         with safe_open(path, "pt") as file:
-            about = file.metadata() or {}
-            if about.get("format") in OLDER_FORMATS:
+            metadata = file.metadata() or {}
+            if metadata.get("format") in OLDER_FORMATS:
                 raise ValueError("its format is older than this version of the package")
             tensors = {name: file.get_tensor(name) for name in ("images", "texts")}
-        if about.pop("sha256", None) != fingerprint_of(tensors, about) or about.get("format") != FORMAT:
+        if metadata.pop("sha256", None) != fingerprint_of(tensors, metadata) or metadata.get("format") != FORMAT:
             raise ValueError("it is damaged, by its digest")
         images, texts = (tensor.float() for tensor in tensors.values())
         for x in (images, texts):
             if not (x.ndim == 2 and x.isfinite().all() and ((x.norm(dim=1) - 1).abs() < 1e-2).all()):
                 raise ValueError("its embeddings are not vectors of length 1")
-        own_scale = float(about["scale"])
+        own_scale = float(metadata["scale"])
         bank = Bank(F.normalize(images, dim=1), F.normalize(texts, dim=1), own_scale)
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
         raise ValueError(f"{path} is not a bank: {reason.rstrip('.')}. Run `pcmepp bank` to make one.") from None
-    same = fingerprint in (None, about.get("fingerprint")) and embed_dim in (None, images.shape[1])
+    same = fingerprint in (None, metadata.get("fingerprint")) and embed_dim in (None, images.shape[1])
     if not same or not (scale is None or math.isclose(scale, own_scale, rel_tol=1e-4)):  # exp differs between devices
         raise ValueError(f"{path} was made for a different model: run `pcmepp bank` to make one for this model.")
     return bank
@@ -115,7 +119,7 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
 
 
 def load_calibration(path: Path) -> Calibration:
-    """The calibration of a file, or of the folder that holds it; ValueError for a file that is no calibration."""
+    """Read the calibration of a file, or of the folder that holds it; ValueError for a file that is no calibration."""
     path = path / CALIBRATION_FILE if path.is_dir() else path
     try:
         return Calibration.parse(json.loads(path.read_text(encoding="utf-8")))

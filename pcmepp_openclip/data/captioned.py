@@ -130,22 +130,22 @@ def _located(group: Group, shard: str, flag: str) -> Iterator[tuple[str, ImageRe
 
 
 def read_captioned(where: str, split: str = "test", flag: str = "--retrieval") -> Captioned:
-    """The images and captions of a folder in clip_benchmark's layout, or of a pattern of shards."""
+    """Read the images and captions of a folder in clip_benchmark's layout, or of a pattern of shards."""
     folder = Path(where)
     shards = shards_of_folder(folder, split, flag) if folder.is_dir() else shards_of_pattern(where, flag)
-    found = captioned_shards(shards, where, flag)
+    data = captioned_shards(shards, where, flag)
     if (matches := folder / split / "matches.json").is_file():
-        found.images_of_caption = _matches(matches, found, flag)
-    return found
+        data.images_of_caption = _matches(matches, data, flag)
+    return data
 
 
 def captioned_shards(shards: list[str], where: str, flag: str) -> Captioned:
-    """The images and captions of shards. Whatever would leave out an image is a ValueError.
+    """Read the images and captions of shards. Whatever would leave out an image is a ValueError.
 
     Arguments:
         where, flag: the shards as they were given, and by which flag, for messages.
     """
-    found = Captioned()
+    data = Captioned()
     for key, image, members in locate_samples(shards, flag):
         facts = facts_of(members, key, flag)
         captions = _captions(facts.pop("captions", None), members, key, flag)
@@ -153,10 +153,10 @@ def captioned_shards(shards: list[str], where: str, flag: str) -> Captioned:
             raise ValueError(
                 f"{flag} {where}: the image {shown(key)} has no caption; each needs a .txt with one caption per line."
             )
-        found.add(image, captions, facts)
-    if not found.images:
+        data.add(image, captions, facts)
+    if not data.images:
         raise ValueError(f"{flag} {where}: there are no images in it.")
-    return found
+    return data
 
 
 def facts_of(members: dict[str, bytes], key: str, flag: str) -> Facts:
@@ -167,29 +167,29 @@ def facts_of(members: dict[str, bytes], key: str, flag: str) -> Facts:
     return {"key": key, **(facts if isinstance(facts, dict) else {})}
 
 
-def _captions(given: Any, members: dict[str, bytes], key: str, flag: str) -> list[str]:
-    """Those of the .json, else the lines of the .txt, without blank ones."""
-    if given is None or given == []:
-        given = split_lines(members.get("txt", b"").decode("utf-8", "replace"))
-    if not isinstance(given, list) or not all(isinstance(caption, str) for caption in given):
+def _captions(captions: Any, members: dict[str, bytes], key: str, flag: str) -> list[str]:
+    """Return the captions of the .json, else the lines of the .txt, without blank ones."""
+    if captions is None or captions == []:
+        captions = split_lines(members.get("txt", b"").decode("utf-8", "replace"))
+    if not isinstance(captions, list) or not all(isinstance(caption, str) for caption in captions):
         raise ValueError(
             f'{flag}: the captions of the image {shown(key)} must be a list of texts, as in ["a dog", "a black dog"].'
         )
-    return [caption.strip() for caption in given if caption.strip()]
+    return [caption.strip() for caption in captions if caption.strip()]
 
 
-def _matches(path: Path, found: Captioned, flag: str) -> list[list[int]]:
+def _matches(path: Path, data: Captioned, flag: str) -> list[list[int]]:
     try:
         matches = json.loads(path.read_text(encoding="utf-8"))["images_of_caption"]
-        good = len(matches) == len(found.captions) and all(
-            all(type(i) is int and 0 <= i < len(found.images) for i in images) and own in images
-            for images, own in zip(matches, found.image_of_caption, strict=True)
+        good = len(matches) == len(data.captions) and all(
+            all(type(i) is int and 0 <= i < len(data.images) for i in images) and own in images
+            for images, own in zip(matches, data.image_of_caption, strict=True)
         )
     except (ValueError, KeyError, TypeError, RecursionError):
         good = False
     if not good:
         raise ValueError(
-            f"{flag}: {path} must hold, for each of the {len(found.captions)} captions in order, the indices of the "
+            f"{flag}: {path} must hold, for each of the {len(data.captions)} captions in order, the indices of the "
             "images it fits, its own among them."
         )
     return [sorted(set(images)) for images in matches]

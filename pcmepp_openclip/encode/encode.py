@@ -1,7 +1,7 @@
 """Images and texts to Gaussians: in chunks, on one or many ranks, kept on disk so that an evaluation can be resumed.
 
-A chunk is a file, named by what was encoded and by which weights. Ranks take chunks in turn, so that the result is the
-same on any number of them; they must share the folder. A plain CLIP gives points: Gaussians of variance zero.
+A chunk is a file of a store. Ranks take chunks in turn, so that the result is the same on any number of them; they must
+share the folder. A plain CLIP gives points: Gaussians of variance zero.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ class Encoder:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A name for all that embeddings depend on but the images and texts themselves."""
+        """Return a name for all that embeddings depend on but the images and texts themselves."""
         facts: list[Any] = [model_fingerprint(self.model, self.tokenizer), repr(self.model), __version__]
         facts += [self.probabilistic, self.precision, repr(self.preprocess), self.upright]
         return hashlib.sha256(repr(facts).encode()).hexdigest()
@@ -74,7 +74,11 @@ class Encoder:
     def images(
         self, places: Sequence[ImageRef], name: str = "images", crops: Sequence[float] | None = None
     ) -> Gaussian:
-        """`crops`: for each image the side of the centre crop that is encoded in its place, as a share of its own."""
+        """Encode images.
+
+        Arguments:
+            crops: for each image the side of the centre crop that is encoded in its place, as a share of its own.
+        """
         stamps = {file: os.stat(file) for file in {place.file for place in places}}
         facts: list[Any] = [(*place, stamps[place.file].st_size, stamps[place.file].st_mtime_ns) for place in places]
         if crops is not None:
@@ -90,7 +94,7 @@ class Encoder:
         return self._chunked(encode, len(places), facts, name)
 
     def texts(self, texts: Sequence[str], name: str = "texts") -> Gaussian:
-        """Equal texts are encoded once: they get equal Gaussians, and ties stay ties."""
+        """Encode texts. Equal ones are encoded once: they get equal Gaussians, and ties stay ties."""
         unique = list(dict.fromkeys(texts))
 
         def encode(chunks: Sequence[range]) -> Iterator[Gaussian]:
@@ -107,11 +111,11 @@ class Encoder:
         return tokenize(self.model, self.tokenizer, texts)
 
     def _batches(self, rows: range) -> list[list[int]]:
-        """The rows of a chunk in batches: none spans two chunks, so that a resumed evaluation has the same ones."""
+        """Return the rows of a chunk in batches. None spans two chunks: a resumed evaluation has the same ones."""
         return [list(rows[i : i + self.batch_size]) for i in range(0, len(rows), self.batch_size)]
 
     def _gaussian(self, batch: Tensor, kind: str) -> Gaussian:
-        """Stays on the device, and no step of it waits for a GPU: the next batch is sent while this one is computed."""
+        """Encode a batch on the device. No step waits for a GPU: the next batch is sent while this one is computed."""
         device = torch.device(self.device)
         autocast = torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "amp_bf16")
         with autocast, _without_tf32():
@@ -121,7 +125,12 @@ class Encoder:
     def _chunked(
         self, encode: Callable[[Sequence[range]], Iterator[Gaussian]], count: int, facts: Any, name: str
     ) -> Gaussian:
-        """`encode`: one Gaussian, on the CPU, for each of the ranges of rows that it is given."""
+        """Return all rows from the store, in which the missing chunks are written first.
+
+        Arguments:
+            encode: ranges of rows to one Gaussian each, on the CPU.
+            facts: the images or texts.
+        """
         identity = hashlib.sha256((self.fingerprint + repr((CHUNK, facts))).encode()).hexdigest()[:16]
         store = Store(self.cache / f"{name}-{identity}", identity)
         store.folder.mkdir(parents=True, exist_ok=True)
@@ -151,7 +160,7 @@ class Encoder:
 
 
 def tokenize(model: Any, tokenizer: Any, texts: list[str]) -> Tensor:
-    """Token ids [N, L]; L is that of the longest text, for models to which the padding makes no difference."""
+    """Return token ids [N, L]; L is that of the longest text, for models to which the padding makes no difference."""
     tokens = tokenizer(texts)
     if isinstance(model, ProbabilisticModel) and model.texts_may_be_cut:
         return cut_texts(tokens, pad=int(tokenizer([""])[0, -1]))
@@ -160,7 +169,7 @@ def tokenize(model: Any, tokenizer: Any, texts: list[str]) -> Tensor:
 
 @torch.inference_mode()
 def gaussians(model: Any, batch: Tensor, kind: str, probabilistic: bool) -> Gaussian:
-    """One batch of images or tokens to fp32 Gaussians, which are points where only the means are used.
+    """Encode one batch of images or tokens to fp32 Gaussians, which are points where only the means are used.
 
     Arguments:
         batch: pixels [N, 3, height, width] or token ids [N, L], on the model's device.
@@ -175,14 +184,14 @@ def gaussians(model: Any, batch: Tensor, kind: str, probabilistic: bool) -> Gaus
     return Gaussian(mean.float(), logvar.float())
 
 
-def is_finite(found: Gaussian) -> bool:
-    """Whether all means and variances are finite; a log-variance may be -inf."""
-    return bool(found.mean.isfinite().all() & found.uncertainty.isfinite().all())
+def is_finite(encoded: Gaussian) -> bool:
+    """Return whether all means and variances are finite; a log-variance may be -inf."""
+    return bool(encoded.mean.isfinite().all() & encoded.uncertainty.isfinite().all())
 
 
 @contextlib.contextmanager
 def process_group() -> Any:
-    """The process group of a `torchrun`; only barriers need it, so gloo does on any device. Yields the rank."""
+    """Enter the process group of a `torchrun`; only barriers need it, so gloo does on any device. Yields the rank."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield 0
         return
@@ -197,18 +206,18 @@ def process_group() -> Any:
 
 
 def _collected(parts: Sequence[Gaussian]) -> Gaussian:
-    """The batches of a chunk on the CPU: one copy for all of them, which is the only wait for a GPU."""
+    """Return the batches of a chunk on the CPU: one copy for all of them, which is the only wait for a GPU."""
     mean_ND, logvar_ND = torch.stack(_cat(parts)).cpu()
-    found = Gaussian(mean_ND, logvar_ND)
-    if not is_finite(found):
+    encoded = Gaussian(mean_ND, logvar_ND)
+    if not is_finite(encoded):
         raise ValueError("The model's output is not finite: try --precision fp32, or another checkpoint.")
-    return found
+    return encoded
 
 
 @contextlib.contextmanager
 def _without_tf32() -> Iterator[None]:
-    """Neither convolutions, which cuDNN rounds to TF32 by default, nor matrix products are rounded; open_clip's
-    training and some containers allow it for the latter."""
+    """Compute without TF32, to which cuDNN rounds convolutions by default; open_clip's training and some containers
+    allow it for matrix products, too."""
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     try:

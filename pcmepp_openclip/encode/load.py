@@ -62,7 +62,7 @@ class LoadedModel:
 
 
 def add_model_flags(parser: Any) -> None:
-    """--model and --pretrained, as `load_model` takes them, for a parser or a group of one."""
+    """Add --model and --pretrained, as `load_model` takes them, to a parser or a group of one."""
     parser.add_argument(
         "--model", required=True, help="a name in open_clip.list_models(), hf-hub:ORG/NAME or local-dir:PATH"
     )
@@ -70,12 +70,12 @@ def add_model_flags(parser: Any) -> None:
 
 
 def has_random_weights(name: str, pretrained: str | None) -> bool:
-    """Whether nothing gives a model its weights: `local-dir:` and `hf-hub:` models bring theirs along."""
+    """Return whether nothing gives a model its weights: `local-dir:` and `hf-hub:` models bring theirs along."""
     return not pretrained and ":" not in name
 
 
 def check_name(name: str) -> None:
-    """ValueError, with the names that resemble it, for the name of a model that open_clip does not know."""
+    """Raise a ValueError, with the names that resemble it, for a model that open_clip does not know."""
     if ":" in name:
         return
     try:
@@ -88,7 +88,8 @@ def check_name(name: str) -> None:
 
 
 def load_model(name: str, pretrained: str | None = None, device: str | None = None) -> LoadedModel:
-    """The model that `open_clip.create_model(name, pretrained)` builds, as the run trained it that wrote `pretrained`.
+    """Load the model that `open_clip.create_model(name, pretrained)` builds, as the run trained it that wrote
+    `pretrained`.
 
     Arguments:
         name: a name in `open_clip.list_models()`, hf-hub:ORG/NAME or local-dir:PATH.
@@ -128,7 +129,7 @@ def cosine_scale(model: Any) -> float:
 
 
 def recorded_history(pretrained: str | None) -> list[dict[str, float]]:
-    """The lines of history.jsonl up to the checkpoint `pretrained` of a run, see `record`; [] for anything else."""
+    """Return the lines of history.jsonl up to the checkpoint `pretrained` of a run; [] for anything else."""
     checkpoint = _checkpoint(pretrained)
     training = checkpoint.get("training")
     samples = record.count(training.get("samples_seen")) if isinstance(training, dict) else None
@@ -139,11 +140,11 @@ def recorded_history(pretrained: str | None) -> list[dict[str, float]]:
 
 
 def other_noise(pretrained: str | None, ratio: float, seed: int) -> str | None:
-    """A sentence if the run that wrote the checkpoint `pretrained` had another --noise-ratio or --noise-seed."""
-    about = record.checked(_checkpoint(pretrained).get("about"))
-    if not about:
+    """Return a sentence if the run that wrote the checkpoint `pretrained` had another --noise-ratio or --noise-seed."""
+    metadata = record.checked(_checkpoint(pretrained).get("about"))
+    if not metadata:
         return None
-    trained = record.numbers(about["hyperparameters"])
+    trained = record.numbers(metadata["hyperparameters"])
     trained_ratio, trained_seed = trained.get("noise_ratio", 0), trained.get("noise_seed", 0)
     if (trained_ratio, trained_seed) == (ratio, seed):
         return None
@@ -155,25 +156,25 @@ def other_noise(pretrained: str | None, ratio: float, seed: int) -> str | None:
 
 
 def _checkpoint(pretrained: str | None) -> dict[str, Any]:
-    """The content of a checkpoint of a run, {} for a file of another kind."""
+    """Return the content of a checkpoint of a run, {} for a file of another kind."""
     if pretrained is None or not pretrained.endswith(".pt") or not Path(pretrained).is_file():
         return {}
     try:
-        found = torch.load(pretrained, map_location="cpu", weights_only=True, mmap=True)
+        content = torch.load(pretrained, map_location="cpu", weights_only=True, mmap=True)
     except Exception:  # loading its weights tells why it cannot be read
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def recorded_changes(model: str, pretrained: str | None) -> dict[str, Any]:
-    """Arguments of `create_model_and_transforms` that build `model` as the run trained it that wrote the file
+    """Return arguments of `create_model_and_transforms` that build `model` as the run trained it that wrote the file
     `pretrained`, such as its preprocessing and the settings of PCME++; {} for a file of another kind or of a run of
     another model."""
-    about = record.checked(_checkpoint(pretrained).get("about"))
-    if pretrained is None or not about:
+    metadata = record.checked(_checkpoint(pretrained).get("about"))
+    if pretrained is None or not metadata:
         return {}
-    config, named = json.loads(json.dumps(about.get("config"))), open_clip.get_model_config(model)  # without tuples
-    if named is None or about.get("hyperparameters", {}).get("model") != model or not repos.is_ours(config):
+    config, named = json.loads(json.dumps(metadata.get("config"))), open_clip.get_model_config(model)  # without tuples
+    if named is None or metadata.get("hyperparameters", {}).get("model") != model or not repos.is_ours(config):
         return {}
     config_check.check_config(config, pretrained)
     trained = config["model_cfg"]

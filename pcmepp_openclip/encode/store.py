@@ -69,9 +69,9 @@ class Store:
         """
         count = next((len(x) for key, x in tensors.items() if f"{key}{ENDS}" not in tensors), 0)
         digests = [_row_digest(name, _row(tensors, row)) for row in range(count)]
-        about = json.dumps({"store": self.identity, "file": name, "facts": facts})
+        header = json.dumps({"store": self.identity, "file": name, "facts": facts})
         tensors = {**tensors, DIGEST: torch.tensor(digests, dtype=torch.int64)}
-        save_tensors(tensors, self.path(name), {"about": f"{zlib.crc32(about.encode()):08x} {about}"})
+        save_tensors(tensors, self.path(name), {"about": f"{zlib.crc32(header.encode()):08x} {header}"})
 
     def content(self, name: str) -> Content | None:
         """Return what a file holds, by its header; None if it is missing, cut off, or of something else."""
@@ -102,11 +102,11 @@ class Store:
                     path.unlink()
 
     def _content(self, name: str, file: Any) -> Content | None:
-        digest, _, about = file.metadata()["about"].partition(" ")
-        header = json.loads(about)
-        if digest != f"{zlib.crc32(about.encode()):08x}" or [header["store"], header["file"]] != [self.identity, name]:
+        digest, _, header = file.metadata()["about"].partition(" ")
+        parsed = json.loads(header)
+        if digest != f"{zlib.crc32(header.encode()):08x}" or [parsed["store"], parsed["file"]] != [self.identity, name]:
             return None
-        return Content(file.get_slice(DIGEST).get_shape()[0], header["facts"])
+        return Content(file.get_slice(DIGEST).get_shape()[0], parsed["facts"])
 
 
 class Rows:

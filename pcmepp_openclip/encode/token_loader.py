@@ -69,7 +69,7 @@ class EpochPlan:
             yield order.take(range(begin, begin + self._batch_size), mode="wrap").tolist()
 
     def rest_of(self, epoch: int) -> BegunEpoch:
-        """What is left of an epoch: all of it, unless it was begun before a restart."""
+        """Return the rest of an epoch: all of it, unless it was begun before a restart."""
         return self._begun if self._begun and self._begun.epoch == epoch else BegunEpoch(epoch, self._seed, 0, 0)
 
     def go_on(self, epoch: int, seed: int, seen: int, multiple_of: int) -> tuple[int, str]:
@@ -117,7 +117,7 @@ class CacheLoader:
             yield batch
 
     def state(self, batches: int) -> dict[str, Any]:
-        """What `resume` needs to continue after `batches` batches of this epoch, in plain types for a checkpoint."""
+        """Return the state by which `resume` continues after `batches` batches of this epoch, in plain types."""
         rest = self._plan.rest_of(self._plan.position()[0])
         seen = rest.seen + (batches - rest.first) * self._plan.per_step
         return {"kind": KIND, "contents": self._contents, "seed": rest.seed, "seen": seen}
@@ -132,8 +132,8 @@ class CacheLoader:
 
 
 def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
-    """The numbers below `count` in a random order. It sorts raw random bits, since numpy promises that these stay the
-    same in all of its versions, which it does not for its own permutations."""
+    """Return the numbers below `count` in a random order. It sorts raw random bits: numpy promises that these stay
+    the same in all of its versions, which it does not for its own permutations."""
     bits = np.random.PCG64(seed_for("cache", seed, epoch)).random_raw(count)
     return np.argsort(bits, kind="stable")
 

@@ -38,7 +38,7 @@ class Interrupted(Exception):
 
 
 class Ranks(Protocol):
-    """What the pass needs of the run that it is part of."""
+    """The ranks of the run that the pass is part of."""
 
     rank: int
     world_size: int
@@ -76,7 +76,7 @@ class Alone:
 
 @dataclass
 class Report:
-    """What a rank tells the others after each round."""
+    """The message of a rank to the others after each round."""
 
     finished: bool = False
     stop: bool = False
@@ -233,7 +233,7 @@ class _FileReader(IterableDataset):
 
 
 class _Progress:
-    """How far all ranks are, as rank 0 shows it: a bar in a terminal, lines in the log, a warning for each cause."""
+    """The progress of all ranks, shown by rank 0: a bar in a terminal, lines in the log, a warning for each cause."""
 
     def __init__(self, names: tuple[str, ...], total: int, rank: int):
         self.tally = Tally()

@@ -39,7 +39,7 @@ class EvaluatedModel(Encoder):
 
 
 def columns(model: ProbabilisticModel, clip_scale: float, also: Sequence[str] = ()) -> dict[str, Distance]:
-    """The distances that are ranked by default, the one that the model is trained to rank by, and those of `also`.
+    """Return the default distances, the one that the model is trained to rank by, and those of `also`.
 
     The weight of the entailment score follows from the model's scales, so a model whose loss does not train the scale
     of CLIP has no such column. The match probability of a model that was trained with PCME is by its own a and b.
@@ -49,13 +49,13 @@ def columns(model: ProbabilisticModel, clip_scale: float, also: Sequence[str] = 
         also: names of registered distances.
     """
     cfg = model.pcmepp_cfg
-    found = by_name() | by_name([cfg.ranks_by, *also])
+    distances = by_name() | by_name([cfg.ranks_by, *also])
     if cfg.trains_clip_scale:
-        found["entailment"] = Entailment.of_scales(model.match_scale.item(), clip_scale)
+        distances["entailment"] = Entailment.of_scales(model.match_scale.item(), clip_scale)
     elif "entailment" not in also:
-        del found["entailment"]
+        del distances["entailment"]
     if cfg.ranks_by == "match_probability" and not cfg.trains_matching:
-        found["match_probability"] = MatchProbability(
+        distances["match_probability"] = MatchProbability(
             model.match_scale.item(), model.match_shift.item(), cfg.pcme_samples
         )
-    return found
+    return distances
