@@ -22,8 +22,8 @@ from pcmepp_openclip.data.noise import exchange
 from pcmepp_openclip.encode.load import other_noise
 from pcmepp_openclip.evaluation import correspondence
 from pcmepp_openclip.evaluation.columns import EvaluatedModel
+from pcmepp_openclip.evaluation.datasets import read_noisy_pairs
 from pcmepp_openclip.evaluation.metric import as_dict
-from pcmepp_openclip.evaluation.noisy_pairs import read_noisy_pairs
 from pcmepp_openclip.evaluation.tasks import _matching
 from pcmepp_openclip.reports import report
 

@@ -30,9 +30,7 @@ from ..system.text import flag_of
 from ..system.version import __version__
 from . import coco, pages, pictures, questions, tsne
 from .columns import EvaluatedModel
-from .datasets import Labelled, read_karpathy, read_labelled
-from .hierarchies import Hierarchies, read_hierarcaps, read_himo
-from .noisy_pairs import read_noisy_pairs
+from .datasets import Hierarchies, Labelled, read_hierarcaps, read_himo, read_karpathy, read_labelled, read_noisy_pairs
 from .tasks import TaskResult, evaluate_correspondence, evaluate_retrieval, evaluate_vagueness, evaluate_zeroshot
 
 

@@ -1,7 +1,7 @@
 """The sections of a report and the table for the terminal, from the results of each task."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -193,11 +193,8 @@ def _uncertainty(result: TaskResult, query: QueryResults, score: str, text: str)
 
 
 def _pairs(result: TaskResult) -> Section:
-    figure, axes = plots.new(x="probability of a pair", y="share of pairs")
-    axes.plot([0, 1], [0, 1], color=plots.INK, linewidth=0.8, linestyle=":")
-    for (score, (curve, _)), colour in zip(result.pairs.items(), COLOURS, strict=False):
-        axes.plot([x for x, _, _ in curve], [y for _, y, _ in curve], "o-", label=words_of(score), color=colour)
-    axes.legend(frameon=False, labelcolor=plots.INK)
+    curves = {words_of(score): curve for score, (curve, _) in result.pairs.items()}
+    figure = _calibration_plot(curves, "probability of a pair", "share of pairs")
     drawn = Plot(f"{result.task}-{result.name}-pairs", figure, "probability against truth; on the line they agree")
     table = _pair_table(result)
     return Section(f"{result.name}: probability of a pair", PAIRS, _rows(table), ["", *map(words_of, table)], [drawn])
@@ -241,11 +238,17 @@ def _rejection(query: QueryResults, uncertainty_N: Tensor) -> Any:
 
 
 def _reliability(query: QueryResults) -> Any:
-    figure, axes = plots.new(x="confidence", y="hits")
+    confidence_N = query.confidences["max_softmax"]
+    curves = {name: uncertainty.reliability(confidence_N, hit)[0] for name, hit in query.hits.items()}
+    return _calibration_plot(curves, "confidence", "hits")
+
+
+def _calibration_plot(curves: Mapping[str, Sequence[tuple[float, float, float]]], x: str, y: str) -> Any:
+    """Draw the first two numbers of the points of each curve, and the diagonal on which both agree."""
+    figure, axes = plots.new(x=x, y=y)
     axes.plot([0, 1], [0, 1], color=plots.INK, linewidth=0.8, linestyle=":")
-    for (name, hit), colour in zip(query.hits.items(), COLOURS, strict=False):
-        found, _ = uncertainty.reliability(query.confidences["max_softmax"], hit)
-        axes.plot([x for x, _, _ in found], [y for _, y, _ in found], "o-", label=name, color=colour)
+    for (name, points), colour in zip(curves.items(), COLOURS, strict=False):
+        axes.plot([point[0] for point in points], [point[1] for point in points], "o-", label=name, color=colour)
     axes.legend(frameon=False, labelcolor=plots.INK)
     return figure
 

@@ -1,17 +1,19 @@
 """The sections of a report in which one sees samples: uncertain and certain ones with what they find, images and
 captions in one plane, and the curves of the run that trained the model."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..data.decode import decode_image
+from ..distances import Distance
+from ..gaussian import Gaussian
 from ..reports import curves, plots
 from ..reports.report import Plot, Row, Section, Thumbnail
-from .examples import Example, examples, extremes
 from .pages import SHOWN, number, shown_scores
+from .retrieval import nearest
 from .tasks import CaptionedGaussians, QueryResults, TaskResult
 from .tsne import Plane, place
 
@@ -89,6 +91,43 @@ def _with_found(
     own, gallery = sides if query.samples == "images" else sides[::-1]
     row = _image_row if query.samples == "images" else _caption_row
     return [row(encoded, example) for example in examples(uncertainty_N, indices, own, gallery, measure, FOUND)]
+
+
+class Example(NamedTuple):
+    """The index of a query, its uncertainty, and the indices of the items that it finds, nearest first."""
+
+    query: int
+    uncertainty: float
+    found: list[int]
+
+
+def extremes(uncertainty_N: Tensor, count: int, same: Sequence[Hashable] | None = None) -> tuple[list[int], list[int]]:
+    """Indices of the most uncertain samples, the most uncertain first, and of the least uncertain ones, the least
+    uncertain first: `count` of each, fewer where there are not twice as many.
+
+    Arguments:
+        same: for each sample what it is; of equal ones only the first counts.
+    """
+    kept = list(range(len(uncertainty_N)))
+    if same is not None:
+        kept = sorted({what: i for i, what in reversed(list(enumerate(same)))}.values())
+    order = [kept[i] for i in uncertainty_N[kept].argsort(descending=True, stable=True).tolist()]
+    return order[:count], order[count:][::-1][:count]
+
+
+def examples(
+    uncertainty_N: Tensor, indices: Sequence[int], query: Gaussian, gallery: Gaussian, distance: Distance, k: int
+) -> list[Example]:
+    """The queries at `indices` with the `k` items that each finds.
+
+    Arguments:
+        uncertainty_N: of all queries.
+        query, gallery: all Gaussians, [N, D] and [M, D].
+        distance: to be called with the queries first.
+    """
+    chosen = Gaussian(query.mean[list(indices)], query.logvar[list(indices)])
+    found_nk = torch.cat(list(nearest(chosen, gallery, distance, k))).tolist() if len(indices) else []
+    return [Example(i, uncertainty_N[i].item(), found) for i, found in zip(indices, found_nk, strict=True)]
 
 
 def _image_row(encoded: CaptionedGaussians, example: Example) -> Row:

@@ -20,12 +20,10 @@ from ..distances.approximate import approximate_distances
 from ..gaussian import Gaussian
 from . import coco, conformal, correspondence, neighbours, uncertainty, vagueness
 from .columns import EvaluatedModel
-from .datasets import Labelled
+from .datasets import Hierarchies, Labelled, NoisyPairs
 from .failure import confidences, failure
-from .hierarchies import Hierarchies
 from .levels import levels
 from .metric import Metric, as_dict
-from .noisy_pairs import NoisyPairs
 from .pairs import Curve, reliabilities
 from .pairs import pairs as pair_metrics
 from .retrieval import Ranking, invert, rankings, retrieval_metrics
