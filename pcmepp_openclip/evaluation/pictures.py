@@ -21,7 +21,7 @@ FOUND = 4  # items that are shown of what a sample finds
 PAIR_COLOURS = ("#2a8c86", "#c8742c", "#7a68b3", "#b3456b", "#6b8e23", "#3a74c4", "#a8842c", "#5c6670")
 AREAS = (25.0, 420.0)  # of the least and of the most uncertain item, in square points
 EXAMPLES = """\
-The number is the {label}. Beside each are the first {found} of the {size:,} {gallery} that it finds by the distance
+The number is the {label}. Beside each are the first {count} of the {size:,} {gallery} that it finds by the distance
 {distance}; those that it is paired with, or that are known to fit, have a tick."""
 TSNE = """\
 {shown} images, drawn at random, with their captions, and {background} others in grey: a square is an image, a dot a
@@ -32,7 +32,7 @@ TRAINING = "From the history of the run that wrote the checkpoint. A pseudo-posi
 
 
 def picture_sections(results: Sequence[TaskResult], count: int, tsne: int = 0, seed: int = 0) -> Iterator[Section]:
-    """What is shown of each task.
+    """Yield the sections that show the samples of each task.
 
     Arguments:
         count: samples at each end of the uncertainty, 0 for none.
@@ -48,11 +48,11 @@ def picture_sections(results: Sequence[TaskResult], count: int, tsne: int = 0, s
 
 
 def training_section(history: Sequence[Mapping[str, Any]]) -> Iterator[Section]:
-    """The curves of the run, if there are any."""
+    """Yield the curves of the run, if there are any."""
     drawn = {"training-loss": curves.loss(history), "training-pseudo-positives": curves.pseudo_positives(history)}
-    found = [Plot(name, figure) for name, figure in drawn.items() if figure is not None]
-    if found:
-        yield Section("Training", TRAINING, plots=found)
+    figures = [Plot(name, figure) for name, figure in drawn.items() if figure is not None]
+    if figures:
+        yield Section("Training", TRAINING, plots=figures)
 
 
 def _extremes(result: TaskResult, query: QueryResults, score: str, count: int) -> Iterator[Section]:
@@ -79,7 +79,7 @@ def _labelled(result: TaskResult, index: int, value: float) -> Thumbnail:
 def _explanation(encoded: CaptionedGaussians, query: QueryResults, label: str) -> str:
     gallery = "captions" if query.samples == "images" else "images"
     size = len(getattr(encoded, gallery).mean)
-    return EXAMPLES.format(label=label, found=min(FOUND, size), size=size, gallery=gallery, distance=encoded.distance)
+    return EXAMPLES.format(label=label, count=min(FOUND, size), size=size, gallery=gallery, distance=encoded.distance)
 
 
 def _with_found(
