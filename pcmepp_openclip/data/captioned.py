@@ -11,7 +11,7 @@ from PIL import Image
 
 from . import defects
 from .shards import IMAGE_SUFFIXES, MAX_TEXT_BYTES, TEXT_SUFFIXES, Group, ShardError, read_groups
-from .sources import expand, kind, local_path, shown
+from .sources import expand, kind, label, local_path, shown
 
 MAX_SHARDS = 1_000_000
 OTHER_IMAGES = ("heic", "heif", "avif", "jxl", "svg")  # beside those that Pillow has a name for
@@ -98,7 +98,8 @@ def locate_samples(shards: list[str], flag: str) -> Iterator[tuple[str, ImageRef
         except ShardError as error:
             if error.cause == defects.MISSING_SHARD:
                 raise ValueError(f"{flag}: there is no file or folder {shard}.") from None
-            raise ValueError(f"{flag}: the shard {shard} cannot be read ({error}).") from None
+            why = error.where.removeprefix(f"{label(shard)}: ")
+            raise ValueError(f"{flag}: the shard {shard} cannot be read ({error.cause}: {why}).") from None
 
 
 def _located(group: Group, shard: str, flag: str) -> Iterator[tuple[str, ImageRef, dict[str, bytes]]]:
