@@ -26,6 +26,7 @@ from open_clip_train.params import parse_args as stock_parse_args
 from PIL import Image
 
 from pcmepp_openclip import data
+from pcmepp_openclip.data import build
 from pcmepp_openclip.data.crops import RandomCrop
 from pcmepp_openclip.data.decode import MAX_PIXELS
 from pcmepp_openclip.host import data as host_data
@@ -79,7 +80,7 @@ def arguments(
 
 
 def our_get_data(args: argparse.Namespace, *rest: Any, **options: Any) -> Any:
-    return data.get_data(stock_get_data, data.resolve(data.DataFlags.from_args(args)), args, *rest, **options)
+    return build.get_data(stock_get_data, data.resolve(data.DataFlags.from_args(args)), args, *rest, **options)
 
 
 def load(pattern: str, get_data: Callable[..., Any], *flags: str) -> Any:

@@ -18,6 +18,7 @@ from open_clip_train.data import get_data as stock_get_data
 
 import pcmepp_openclip
 from pcmepp_openclip import data
+from pcmepp_openclip.data import build
 from pcmepp_openclip.encode import token_pass, tokens
 
 from .data import arguments, write_shards
@@ -64,7 +65,7 @@ def rows() -> Iterator[Row]:
         args = arguments(pattern, model=MODEL, batch_size=BATCH, workers=WORKERS)
         spec = data.resolve(data.DataFlags.from_args(args))
         transforms = for_training, for_validation
-        computed = data.get_data(stock_get_data, spec, args, transforms, tokenizer=tokenizer)["train"]
+        computed = build.get_data(stock_get_data, spec, args, transforms, tokenizer=tokenizer)["train"]
         cache = Path(folder) / "tokens"
         cache.mkdir()
         towers = tokens.Towers(model, open_clip.get_model_config(MODEL), "fp32")

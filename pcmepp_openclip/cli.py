@@ -1,25 +1,41 @@
-"""`pcmepp COMMAND ...`. Each command is a module with a `main(argv)`, imported only when it is called."""
+"""`pcmepp COMMAND ...`. What runs a command is imported only when its flags are read, since it imports torch."""
 
 import importlib
 import os
+import pkgutil
 import signal
 import sys
+from typing import Any
 
-from .system import launcher
 from .system.errors import RunFailed
+from .system.redact import printable
+from .system.version import __version__
 
-COMMANDS = {  # name: (module, what it does)
-    "train": ("pcmepp_openclip.training.command", "train a PCME++ model, or any other, with open_clip's training loop"),
-    "convert": ("pcmepp_openclip.models.convert", "convert a PCME++ checkpoint to a plain open_clip CLIP"),
-    "push": ("pcmepp_openclip.hub.command", "push a run or a checkpoint to the Hugging Face Hub"),
-    "data": ("pcmepp_openclip.data.command", "count and check training shards"),
-    "eval": ("pcmepp_openclip.evaluation.command", "evaluate retrieval, zero-shot classification and uncertainty"),
+COMMANDS = {  # name: (what makes the parser of its flags without torch, what runs it, what it does)
+    "train": (None, "training.command", "train a PCME++ model, or any other, with open_clip's training loop"),
+    "convert": ("models.convert:parser", "models.convert", "convert a PCME++ checkpoint to a plain open_clip CLIP"),
+    "push": ("hub.command:parser", "hub.command", "push a run or a checkpoint to the Hugging Face Hub"),
+    "data": ("data.command:parser", "data.command", "count and check training shards"),
+    "eval": (
+        "commands.evaluation:eval_parser",
+        "evaluation.command",
+        "evaluate retrieval, zero-shot classification and uncertainty",
+    ),
     "bank": (
-        "pcmepp_openclip.ambiguity.bank_command",
+        "commands.bank:bank_parser",
+        "ambiguity.bank_command",
         "make the bank of reference pairs that tells what the model confuses",
     ),
-    "calibrate": ("pcmepp_openclip.ambiguity.calibrate_command", "fit the probability that an image and a text match"),
-    "demo": ("pcmepp_openclip.demo.command", "train a small model on drawn scenes and measure its uncertainty"),
+    "calibrate": (
+        "commands.bank:calibrate_parser",
+        "ambiguity.calibrate_command",
+        "fit the probability that an image and a text match",
+    ),
+    "demo": (
+        "demo.command:parser",
+        "demo.command",
+        "train a small model on drawn scenes and measure its uncertainty",
+    ),
 }
 MOVED = {"paper": "python -m research.paper", "toy": "python -m research.toy"}  # studies are no part of the package
 
@@ -51,14 +67,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(argv: list[str]) -> int:
+    """Run a command and return its exit code; a mistake of the user is a message, other errors are bugs."""
     if not argv or argv[0] in ("-h", "--help"):
         print("usage: pcmepp COMMAND ...   (pcmepp COMMAND --help lists its options, pcmepp --version the version)\n")
-        for name, (_, summary) in COMMANDS.items():
+        for name, (_, _, summary) in COMMANDS.items():
             print(f"  {name:10} {summary}")
         return 0 if argv else 2
     if argv[0] == "--version":
-        from .system.version import __version__
-
         print(f"pcmepp-openclip {__version__}")
         return 0
     if argv[0] in MOVED:
@@ -67,13 +82,15 @@ def run(argv: list[str]) -> int:
     if argv[0] not in COMMANDS:
         print(f"pcmepp: unknown command '{argv[0]}'; commands: {', '.join(COMMANDS)}.", file=sys.stderr)
         return 2
-    command = importlib.import_module(COMMANDS[argv[0]][0])
-    launcher.hear_ctrl_c()
+    parser, module, _ = COMMANDS[argv[0]]
     try:
-        return command.main(argv[1:]) or 0
-    except (ValueError, RunFailed) as error:  # one sentence; other errors are bugs, with a traceback
-        from .system.redact import printable
-
+        args: Any = argv[1:]  # for a command that reads its flags itself
+        if parser is not None:
+            args = pkgutil.resolve_name(f"{__package__}.{parser}")().parse_args(args)
+        if argv[0] != "data":
+            from . import plugin  # noqa: F401  registers the models
+        return importlib.import_module(f"{__package__}.{module}").main(args) or 0
+    except (ValueError, RunFailed) as error:
         print(f"pcmepp {argv[0]}: {printable(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
 

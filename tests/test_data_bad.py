@@ -25,6 +25,7 @@ from shard_maker import (
     write_tar,
 )
 
+from pcmepp_openclip import cli
 from pcmepp_openclip.data import defects
 from pcmepp_openclip.data.captioned import read_captioned
 from pcmepp_openclip.data.count import count_shard
@@ -82,10 +83,8 @@ def test_bad_samples_are_skipped_and_counted(tmp_path, cause, resampled):
 
 @pytest.mark.parametrize("cause", BAD_SAMPLES)
 def test_counting_finds_them_and_an_exact_pass_then_repeats_nothing(tmp_path, cause):
-    from pcmepp_openclip.data.command import main
-
     pattern, good = write_bad(tmp_path, cause)
-    assert main(["count", pattern, "--workers", "2"]) == 0
+    assert cli.main(["data", "count", pattern, "--workers", "2"]) == 0
     assert json.loads((tmp_path / "sizes.json").read_text()) == {f"{i:05d}.tar": 10 for i in range(4)}
     data = load(arguments(pattern))
     assert sorted(flat(data)) == sorted(good)

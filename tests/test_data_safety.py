@@ -12,7 +12,8 @@ from open_clip_train.data import get_data as stock_get_data
 from shard_maker import Words, arguments, captions, flat, load, pair, serve, specify, to_tensor, write_shards, write_tar
 
 from pcmepp_openclip import cli
-from pcmepp_openclip.data import DataFlags, get_data, resolve
+from pcmepp_openclip.data import DataFlags, resolve
+from pcmepp_openclip.data.build import get_data
 from pcmepp_openclip.system.redact import redact, redact_args, redact_logs
 
 SECRET = "s3cr3t"
@@ -81,6 +82,7 @@ import argparse, functools, sys
 import pcmepp_openclip
 from open_clip_train import main as host
 from pcmepp_openclip import data
+from pcmepp_openclip.data.build import get_data
 from pcmepp_openclip.system.redact import redact_args
 def parse(argv, stock=host.parse_args):
     own = argparse.ArgumentParser(allow_abbrev=False)
@@ -88,7 +90,7 @@ def parse(argv, stock=host.parse_args):
     ours, rest = own.parse_known_args(argv)
     args = argparse.Namespace(**vars(stock(rest)), **vars(ours))
     spec = data.resolve(data.DataFlags.from_args(args, redact_args(args)))
-    host.get_data = functools.partial(data.get_data, host.get_data, spec)
+    host.get_data = functools.partial(get_data, host.get_data, spec)
     return args
 host.parse_args = parse
 host.train_one_epoch = lambda model, data, *a, **k: print(sum(len(t) for _, t in data["train"].dataloader), "seen")

@@ -156,7 +156,7 @@ def test_training_ran_as_pcmepp_train_does(runs):
 @pytest.mark.parametrize(
     "args, words",
     [
-        (["--size", "10"], "--size 10 is smaller than a batch"),
+        (["--size", "10"], "--size must be at least 128, not 10"),
         (["--out", "{used}"], "already holds a demo: remove it, or choose another folder with --out"),
     ],
 )

@@ -3,22 +3,17 @@
 import ast
 import re
 import sys
+import tomllib
 from importlib.metadata import packages_distributions
 
 from helpers import REPO
 
 import pcmepp_openclip
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:  # huggingface_hub requires it there
-    import tomli as tomllib
-
 PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
 FOLDERS = ("pcmepp_openclip", "launch")
 OPTIONAL = {
     "wandb": "only for `--report-to wandb`, which open_clip itself leaves to the user to install",
-    "sitecustomize": "Python's own hook, which the environment may define too",
 }
 NOT_IMPORTED: dict[str, str] = {}  # declared dependencies that others import, and why
 

@@ -126,7 +126,7 @@ def test_what_the_plane_draws():
 
 
 def test_without_scikit_learn_the_extra_is_named(monkeypatch, tmp_path, capsys):
-    monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
     argv = ["eval", "--model", "PCMEpp-tiny", "--retrieval", str(tmp_path), "--out", str(tmp_path), "--tsne", "4"]
     assert cli.main(argv) == 2
     assert "--tsne needs scikit-learn: pip install 'pcmepp-openclip[plots]'" in capsys.readouterr().err

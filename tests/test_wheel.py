@@ -1,4 +1,4 @@
-"""A wheel, installed away from the checkout: configs, launcher and type information are in it."""
+"""A wheel, installed away from the checkout: configs, launcher, command and type information are in it."""
 
 import subprocess
 import sys
@@ -18,7 +18,6 @@ print(type(model).__name__, len([name for name in open_clip.list_models() if nam
 """
 LAUNCHED = """
 import sys
-assert "pcmepp_openclip" not in sys.modules
 import open_clip
 assert sys.modules["pcmepp_openclip"].__file__.startswith(sys.argv[1])
 print(type(open_clip.create_model("PCMEpp-tiny")).__name__)
@@ -54,3 +53,6 @@ def test_wheel(tmp_path):
     done = run_python("-m", "pcmepp_openclip", "program.py", str(folder), cwd=elsewhere, path=str(folder))
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "PCMEppCLIP"
+
+    done = run_python(str(folder / "bin/pcmepp"), "--version", cwd=elsewhere, path=str(folder))
+    assert (done.returncode, done.stdout) == (0, f"pcmepp-openclip {__version__}\n"), done.stderr

@@ -1,12 +1,6 @@
-"""`pcmepp bank`: make the bank of a model, which tells what its embeddings say of images and texts, without training.
+"""`pcmepp bank`: embed drawn pairs, save them as the bank of a model, and report what it confuses."""
 
-    pcmepp bank --model ViT-B-32 --pretrained laion2b_s34b_b79k --data 'cc3m/{00000..00010}.tar' --out bank.safetensors
-    pcmepp bank --model local-dir:exported --data FOLDER --out exported      # beside the weights
-
-It embeds pairs that are drawn at random, one caption per image. Choose pairs similar to your data, but not the ones
-that you evaluate on.
-"""
-
+import argparse
 from pathlib import Path
 
 import torch
@@ -19,13 +13,11 @@ from . import command_pairs as pairs
 from .bank import TEXTS
 from .store import BANK_FILE, CALIBRATION_FILE, load_bank, save_bank
 
-SIZE = 4096
 EXAMPLES = 5
 
 
-def main(argv: list[str]) -> None:
-    args = pairs.parser("bank", __doc__, SIZE, "pairs in the bank").parse_args(argv)
-    pairs.check_arguments(args, least_size=2)
+def main(args: argparse.Namespace) -> None:
+    """Run the command."""
     data = read_captioned(args.data, args.split, "--data")
     if args.size > len(data.images):
         raise ValueError(f"--size {args.size}: there are only {len(data.images)} images in --data; lower --size.")

@@ -1,12 +1,4 @@
-"""`pcmepp calibrate`: fit the probability that an image and a text are a pair.
-
-    pcmepp calibrate --model local-dir:exported --data FOLDER --out exported
-    pcmepp calibrate --model ViT-B-32 --pretrained laion2b_s34b_b79k --bank bank.safetensors --data FOLDER --out DIR
-
-Take held-out pairs: neither those of the training nor those of the bank. Four scalars are fitted to images that are
-drawn at random, each with all of its captions, and saved as calibration.json. They hold for data like these: with
---other-data, they are measured on another collection as well, and the shift alone is saved where it is better there.
-"""
+"""`pcmepp calibrate`: fit the probability that an image and a text are a pair, and save it with its error."""
 
 import argparse
 import dataclasses
@@ -19,15 +11,13 @@ from ..encode.load import LoadedModel, load_model
 from ..gaussian import Gaussian
 from . import Bank, Calibration, calibration, scores
 from . import command_pairs as pairs
-from .calibration import ESTIMATORS
 from .store import CALIBRATION_FILE, find_bank, save_calibration, source_of
 
-SIZE = 1000
 SAME = 1 - 1e-6  # the cosine of an embedding and its copy in a bank, which is rounded to fp16
 
 
-def main(argv: list[str]) -> None:
-    args = arguments(argv)
+def main(args: argparse.Namespace) -> None:
+    """Run the command."""
     data = read_captioned(args.data, args.split, "--data")
     path = pairs.output_file(args.out, CALIBRATION_FILE)
     data = pairs.draw(data, min(args.size, len(data.images)), args.seed)
@@ -59,24 +49,6 @@ def main(argv: list[str]) -> None:
     )
     print(summary(found, errors))
     print(path)
-
-
-def arguments(argv: list[str]) -> argparse.Namespace:
-    parser = pairs.parser("calibrate", __doc__, SIZE, "images that are drawn, at most")
-    parser.add_argument("--bank", metavar="FILE", help="the model's bank, or its folder; by default beside the weights")
-    parser.add_argument(
-        "--estimator", choices=ESTIMATORS, help="what corrects a score (default: the bank where there is one)"
-    )
-    parser.add_argument(
-        "--other-data",
-        metavar="FOLDER",
-        help="pairs of another collection, to measure on too; the shift alone is saved where it is better there",
-    )
-    args = parser.parse_args(argv)
-    pairs.check_arguments(args, least_size=4)
-    if args.bank and args.estimator == "variance":
-        raise ValueError("--estimator variance needs no --bank: drop one of the two.")
-    return args
 
 
 def chosen_bank(args: argparse.Namespace, loaded: LoadedModel) -> Bank | None:

@@ -21,7 +21,6 @@
 
 from ..system.redact import printable
 from .arguments import DataFlags, add_arguments
-from .build import get_data
 from .spec import DataSpec, check_counted, resolve, summarize
 from .validation import ValidationFlags, check_validation
 
@@ -32,7 +31,6 @@ __all__ = [
     "add_arguments",
     "check_counted",
     "check_validation",
-    "get_data",
     "printable",
     "resolve",
     "summarize",

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from ..system.files import check_folder
-from .arguments import positive_number, whole_number
+from ..system.flags import CommandParser, number
 from .check import check_shards, check_source
 from .count import check_places, count_source, shard_table, summary_lines, write_counts, write_table
 from .decode import MAX_PIXELS
@@ -18,10 +18,9 @@ from .sizes import count_command, read_sizes
 from .sources import label, parse_sources
 
 
-def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="pcmepp data", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def parser() -> CommandParser:
+    """Return the parser of the flags."""
+    parser = CommandParser("pcmepp data", __doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="count|check")
     count = commands.add_parser("count", help="read every shard, and write sizes.json and a report next to them")
     count.add_argument("--output", type=Path, help="where to write sizes.json, for shards without a writable folder")
@@ -30,26 +29,30 @@ def main(argv: list[str]) -> int:
     )
     check = commands.add_parser("check", help="find in seconds what would stop a training run")
     check.add_argument("--full", action="store_true", help="read every shard completely, and compare with sizes.json")
-    check.add_argument("--ranks", type=positive_number, default=1, help="training processes (default: 1)")
+    check.add_argument("--ranks", type=number(int, 1), default=1, help="training processes (default: 1)")
     check.add_argument("--dataset-resampled", action="store_true", help="as in training")
     for command in (count, check):
         command.add_argument("pattern", help="shards, in the format of --train-data")
         command.add_argument(
             "--workers",
-            type=positive_number if command is count else whole_number,
+            type=number(int, 1 if command is count else 0),
             default=(os.cpu_count() or 1) if command is count else 4,
             help="reading processes (default: all cores)" if command is count else "per training process (default: 4)",
         )
         command.add_argument(
             "--max-pixels",
-            type=positive_number,
+            type=number(int, 1),
             default=MAX_PIXELS,
             help="largest image that is decoded (default: 64 million)",
         )
         command.add_argument(
-            "--retries", type=whole_number, default=5, help="attempts to resume a broken connection (default: 5)"
+            "--retries", type=number(int, 0), default=5, help="attempts to resume a broken connection (default: 5)"
         )
-    args = parser.parse_args(argv)
+    return parser
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command and return its exit code."""
     return run_count(args) if args.command == "count" else run_check(args)
 
 

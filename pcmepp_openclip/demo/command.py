@@ -19,8 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from ..data.arguments import positive_number
 from ..system.files import check_folder
+from ..system.flags import CommandParser, number
 from .dataset import draw_held_out, write_retrieval, write_train, write_zeroshot
 from .goals import ESTIMATORS, GOALS, Runs, spread, targets, values
 
@@ -50,18 +50,23 @@ class Seed(NamedTuple):
         return self.folder / "run" / "checkpoints" / "epoch_1.pt"
 
 
-def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="pcmepp demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def parser() -> CommandParser:
+    """Return the parser of the flags."""
+    parser = CommandParser("pcmepp demo", __doc__)
+    parser.add_argument(
+        "--size", type=number(int, BATCH), default=40_000, help="number of training pairs to draw (40000)"
     )
-    parser.add_argument("--size", type=positive_number, default=40_000, help="number of training pairs to draw (40000)")
-    parser.add_argument("--steps", type=positive_number, default=1200, help=f"training steps of {BATCH} pairs (1200)")
+    parser.add_argument(
+        "--steps", type=number(int, 1), default=1200, help=f"training steps, with {BATCH} pairs each (1200)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="first random seed of scenes, model and training (0)")
-    parser.add_argument("--seeds", type=positive_number, default=3, help="number of seeds, each with its own model (3)")
+    parser.add_argument("--seeds", type=number(int, 1), default=3, help="number of seeds, each with its own model (3)")
     parser.add_argument("--out", type=Path, default=Path("pcmepp-demo"), help="output folder (pcmepp-demo)")
-    args = parser.parse_args(argv)
-    if args.size < BATCH:
-        raise ValueError(f"--size {args.size} is smaller than a batch: draw at least {BATCH} pairs.")
+    return parser
+
+
+def main(args: argparse.Namespace) -> None:
+    """Run the command."""
     if any(args.out.glob("seed-*")):
         raise ValueError(f"{args.out} already holds a demo: remove it, or choose another folder with --out.")
     check_folder(args.out, "--out")

@@ -49,13 +49,14 @@ class Approximate(Distance):
 
 def approximate_distances() -> dict[str, Distance]:
     """By the names that their metrics have: the means alone, and re-ranked by CSD."""
-    load_faiss()
     return {"ann": Approximate(Cosine()), "ann_csd": Approximate(CSD())}
 
 
 def index_of(mean_MD: Tensor) -> Any:
     """FAISS' inverted file over the means, by their inner products."""
-    faiss, means = load_faiss(), _array(mean_MD)
+    import faiss  # in an extra
+
+    means = _array(mean_MD)
     cells = max(1, round(math.sqrt(len(means))))
     index = faiss.IndexIVFFlat(faiss.IndexFlatIP(means.shape[1]), means.shape[1], cells, faiss.METRIC_INNER_PRODUCT)
     index.cp.min_points_per_centroid = 1  # it would warn of small galleries
@@ -63,15 +64,6 @@ def index_of(mean_MD: Tensor) -> Any:
     index.train(means)
     index.add(means)
     return index
-
-
-def load_faiss() -> Any:
-    """The package; ValueError where it is not installed."""
-    try:
-        import faiss
-    except ImportError:
-        raise ValueError("--ann needs FAISS: pip install 'pcmepp-openclip[faiss]'.") from None
-    return faiss
 
 
 def _array(mean_ND: Tensor) -> Any:

@@ -61,14 +61,6 @@ class LoadedModel:
         return None if self.pretrained else repos.file_beside(self.name, name)
 
 
-def add_model_flags(parser: Any) -> None:
-    """Add --model and --pretrained, as `load_model` takes them, to a parser or a group of one."""
-    parser.add_argument(
-        "--model", required=True, help="a name in open_clip.list_models(), hf-hub:ORG/NAME or local-dir:PATH"
-    )
-    parser.add_argument("--pretrained", help="a pretrained tag of open_clip or a checkpoint file")
-
-
 def has_random_weights(name: str, pretrained: str | None) -> bool:
     """Return whether nothing gives a model its weights: `local-dir:` and `hf-hub:` models bring theirs along."""
     return not pretrained and ":" not in name

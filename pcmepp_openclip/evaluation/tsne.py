@@ -6,7 +6,6 @@ CLIPs the images lie apart from the captions.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,15 +31,6 @@ class Plane:
     caption_J2: Tensor
 
 
-def load_sklearn() -> Any:
-    """scikit-learn's t-SNE; ValueError where it is not installed."""
-    try:
-        from sklearn.manifold import TSNE
-    except ImportError:
-        raise ValueError("--tsne needs scikit-learn: pip install 'pcmepp-openclip[plots]'.") from None
-    return TSNE
-
-
 def place(image_ND: Tensor, caption_MD: Tensor, image_of_caption: Sequence[int], shown: int, seed: int = 0) -> Plane:
     """Choose images and place them with their captions.
 
@@ -50,6 +40,8 @@ def place(image_ND: Tensor, caption_MD: Tensor, image_of_caption: Sequence[int],
         shown: how many images to show, all if there are fewer.
         seed: of the choice and of t-SNE.
     """
+    from sklearn.manifold import TSNE  # in an extra
+
     order = torch.randperm(len(image_ND), generator=torch.Generator().manual_seed(seed)).tolist()
     images = order[: shown + BACKGROUND]
     chosen = set(images)
@@ -57,5 +49,5 @@ def place(image_ND: Tensor, caption_MD: Tensor, image_of_caption: Sequence[int],
     mean_KD = torch.cat([image_ND[images], caption_MD[captions]]).float()
     perplexity = min(PERPLEXITY, (len(mean_KD) - 1) / 3)
     settings = {"perplexity": perplexity, "metric": "cosine", "init": "random", "random_state": seed}
-    place_K2 = torch.from_numpy(load_sklearn()(**settings).fit_transform(mean_KD.numpy()))
+    place_K2 = torch.from_numpy(TSNE(**settings).fit_transform(mean_KD.numpy()))
     return Plane(images, captions, min(shown, len(images)), *place_K2.split([len(images), len(captions)]))

@@ -14,15 +14,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ..models import export
+from ..system.flags import CommandParser
 from ..system.redact import printable
-from . import staging, upload
+from . import upload
 
 
-def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="pcmepp push", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def parser() -> CommandParser:
+    """Return the parser of the flags."""
+    parser = CommandParser("pcmepp push", __doc__)
     parser.add_argument("what", type=Path, help="a run folder, a .pt or .safetensors file, or an exported model folder")
     parser.add_argument("repo", metavar="ORG/NAME", help="the repo; it is created if it does not exist")
     parser.add_argument("--private", action="store_true", help="create the repo as private, if it does not exist")
@@ -35,10 +34,22 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--license", metavar="ID", default="mit", help="licence on the model card (default: mit)")
     parser.add_argument("--message", metavar="TEXT", help="commit message (default: the step of the checkpoint)")
     parser.add_argument("--dry-run", action="store_true", help="list files and sizes, show the card, send nothing")
-    args = parser.parse_args(argv)
-    target = upload.HubTarget(args.repo, private=args.private, branch=args.branch, pull_request=args.pr)
-    if args.pr and args.tag:
-        raise ValueError("--tag names a commit of the repo, and a pull request has none yet: drop --tag or --pr.")
+    parser.check(lambda args: args.repo is not None and _target(args))
+    parser.refuse(
+        lambda args: args.pr and args.tag,
+        "--tag names a commit of the repo, and a pull request has none yet: drop --tag or --pr.",
+    )
+    return parser
+
+
+def _target(args: argparse.Namespace) -> upload.HubTarget:
+    return upload.HubTarget(args.repo, private=args.private, branch=args.branch, pull_request=args.pr)
+
+
+def main(args: argparse.Namespace) -> None:
+    """Run the command."""
+    from . import staging  # imports torch
+
     with tempfile.TemporaryDirectory(prefix="pcmepp-push-") as place:
         staged = Path(place)
         request = staging.PushRequest(
@@ -50,13 +61,15 @@ def main(argv: list[str]) -> None:
             return show(staged, args.repo, message)
         bars = sys.stderr.isatty()
         pushed = upload.push(
-            staged, target, message, args.tag, say=lambda line: print(line, file=sys.stderr), bars=bars
+            staged, _target(args), message, args.tag, say=lambda line: print(line, file=sys.stderr), bars=bars
         )
     print(printable(f"{message}: {'pushed to' if pushed.changed else 'nothing has changed,'} {pushed.url}"))
 
 
 def show(staged: Path, repo_id: str, message: str) -> None:
-    """What a push would send."""
+    """Print what a push would send."""
+    from ..models import export
+
     files = sorted(path for path in staged.rglob("*") if path.is_file())
     print(printable(f"To {repo_id}, as '{message}':\n"))
     for path in files:

@@ -1,3 +1,3 @@
-"""What knows no model: `files`, the `digest` of a file and a name for `tensors`, child `processes`, the `network`
-between ranks, the `launcher` of other programs, `redact` for secrets in text, `text` for users' mistakes, `errors`, and
-the `version`."""
+"""The parts that know no model: `files`, the `digest` of a file and a name for `tensors`, child `processes`, the
+`network` between ranks, the `flags` of a command, `redact` for secrets in text, `text` for users' mistakes, `errors`,
+and the `version`."""

@@ -8,9 +8,10 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def check_folder(folder: Path, flag: str) -> None:
@@ -42,7 +43,7 @@ def _say_unwritten(handler: logging.FileHandler, said: list[bool], record: loggi
         print(f"pcmepp train: {why}", file=sys.stderr, flush=True)
 
 
-def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+def save_tensors(tensors: "Mapping[str, Tensor]", path: Path, metadata: dict[str, str] | None = None) -> None:
     """Write a .safetensors or, by its name, a .pt file in one step. ValueError if it cannot be written."""
 
     def save(temporary: Path) -> None:

@@ -1,7 +1,8 @@
-"""Child processes that end with this one, whatever ends it, and signals that they never see."""
+"""Make child processes end with this one, whatever ends it, and hide signals from them."""
 
 import contextlib
 import ctypes
+import functools
 import multiprocessing
 import os
 import signal
@@ -22,10 +23,11 @@ _parent = 0
 
 @contextlib.contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Processes that are started meanwhile never see the signals: a job's TERM or Ctrl-C must not kill a rank's data
+    """Hide the signals from processes that are started meanwhile: a job's TERM or Ctrl-C must not kill a rank's data
     workers before the rank has stopped. They die with this process, and by `end_children`. What comes in meanwhile is
     noted by the thread of `RankCoordinator`."""
     global _starting_workers
+    _watch_forks()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*STOP_SIGNALS, signal.SIGINT})
     outer, _starting_workers = _starting_workers, True
     try:
@@ -43,7 +45,7 @@ def _before_fork() -> None:
 
 
 def _die_with_parent() -> None:
-    """In a new child: the system kills it when its parent dies, even if it is stopped or spins."""
+    """Have the system kill this new child when its parent dies, even if it is stopped or spins."""
     global _starting_workers
     _starting_workers = False
     if _parent and sys.platform == "linux":
@@ -52,13 +54,15 @@ def _die_with_parent() -> None:
             os._exit(1)
 
 
-os.register_at_fork(before=_before_fork, after_in_child=_die_with_parent)
+@functools.cache
+def _watch_forks() -> None:
+    os.register_at_fork(before=_before_fork, after_in_child=_die_with_parent)
 
 
 def end_children(spared: Iterable[Any] = ()) -> None:
     """Kill the processes that `multiprocessing` has started here and what those have started, but not the `spared`.
 
-    By SIGKILL: data workers do not hear TERM, and one that is stopped or stuck would not obey anything else."""
+    It sends SIGKILL: data workers do not hear TERM, and one that is stopped or stuck would not obey anything else."""
     kept = {child.pid for child in spared}
     children = [child for child in multiprocessing.active_children() if child.pid not in kept]
     if not children:
@@ -74,7 +78,7 @@ def end_children(spared: Iterable[Any] = ()) -> None:
 
 
 def kill_children() -> None:
-    """The same from any thread, right before the process ends itself: nothing is waited for."""
+    """Kill the children from any thread, right before the process ends itself, and wait for none of them."""
     _kill(multiprocessing.active_children())
 
 
@@ -86,18 +90,19 @@ def _kill(children: Iterable[Any]) -> None:
 
 
 def _descendants(pid: int | None) -> list[int]:
-    """The commands that a data worker reads from, on Linux."""
-    found: list[int] = []
+    """Return the processes that a data worker has started, such as the commands that it reads from, on Linux."""
+    pids: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
             for child in map(int, task.read_text().split()):
-                found += [child, *_descendants(child)]
-    return found
+                pids += [child, *_descendants(child)]
+    return pids
 
 
 def leave_soon(code: int) -> None:
-    """The last call of a process: what still hangs after a while (a thread in a library, a lock of a dead worker) does
-    not keep it from ending."""
+    """End the process in a while even if something hangs: a thread in a library, or a lock of a dead worker.
+
+    This is the last call of a process."""
 
     def end() -> None:
         time.sleep(EXIT_TIMEOUT_S)

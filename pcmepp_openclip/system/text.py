@@ -5,12 +5,12 @@ from collections.abc import Iterable
 
 
 def flag_of(name: str) -> str:
-    """The flag of a command line whose value argparse keeps under `name`: "--batch-size" of "batch_size"."""
+    """Return the flag whose value argparse keeps under `name`: "--batch-size" for "batch_size"."""
     return f"--{name.replace('_', '-')}"
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "", count: int = 1, cutoff: float = 0.6) -> str:
-    """ "did you mean 'x'?" with up to `count` of the `known` words that resemble `word`; `otherwise` if none does.
+    """Return "did you mean 'x'?" with up to `count` of the `known` words that resemble `word`, or else `otherwise`.
 
     Arguments:
         cutoff: how alike they must be, from 0, which is any word, to 1, which is the same word.

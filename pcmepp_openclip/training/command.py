@@ -25,6 +25,7 @@ import torch
 
 from .. import data
 from ..config import PCMEppCfg
+from ..data import build as data_build
 from ..distances import DISTANCES, trainable
 from ..encode import tokens
 from ..host import flags, never_ask, training
@@ -283,7 +284,7 @@ def run(args: argparse.Namespace, spec: data.DataSpec, rest: list[str]) -> int:
             make_train = functools.partial(cached_data, loop, Path(args.cache_tokens), spec, towers)
         make_validation = validation_data.maker(data.ValidationFlags.from_args(args, spec.flags.val_data), args)
         makers = make_train, make_validation
-        found = data.get_data(training.stock_get_data, spec, args, preprocess_fns, epoch, tokenizer, *makers)
+        found = data_build.get_data(training.stock_get_data, spec, args, preprocess_fns, epoch, tokenizer, *makers)
         if "val" in found and make_validation is None:
             validation_data.describe(found["val"].dataloader, spec.flags.val_data)
         return found

@@ -8,9 +8,9 @@ import open_clip
 import pytest
 from shard_maker import several, write_tar
 
+from pcmepp_openclip.commands.evaluation import eval_parser
 from pcmepp_openclip.demo.dataset import write_train
 from pcmepp_openclip.distances import DISTANCES
-from pcmepp_openclip.evaluation.command import _arguments as eval_arguments
 from pcmepp_openclip.training.command import own_parser, prepare
 from research.paper.runs import Coco, Scenes
 from research.paper.tables import FIGURES, TABLES, Table
@@ -93,7 +93,7 @@ def test_a_wrong_flag_would_be_noticed(scales):
 def test_every_evaluation_is_accepted(scales, data):
     for name, row in PLACES:
         if data in TABLES[name].data:
-            args = eval_arguments(scales[data].run(TABLES[name], row, 0).evaluate)
+            args = eval_parser().parse_args(scales[data].run(TABLES[name], row, 0).evaluate)
             assert args.ann == (row.by in SEARCHED or name == "inference")
             known = row.by in DISTANCES or row.by in SEARCHED or TABLES[name].task == "zeroshot"
             assert known, f"{name}/{row.key} ranks by {row.by}"

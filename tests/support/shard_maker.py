@@ -129,9 +129,9 @@ def get_data(args, preprocess_fns, epoch: int = 0, tokenizer=None) -> dict:
     """All data of a run with these arguments, as training gets them."""
     from open_clip_train.data import get_data as stock
 
-    from pcmepp_openclip import data
+    from pcmepp_openclip.data import build
 
-    return data.get_data(stock, specify(args), args, preprocess_fns, epoch=epoch, tokenizer=tokenizer)
+    return build.get_data(stock, specify(args), args, preprocess_fns, epoch=epoch, tokenizer=tokenizer)
 
 
 def specify(args, check: bool = False) -> DataSpec:
