@@ -17,8 +17,9 @@ import torch
 from open_clip_train.data import get_data as stock_get_data
 
 import pcmepp_openclip
-from pcmepp_openclip import cache, data
+from pcmepp_openclip import data
 from pcmepp_openclip.data import build
+from pcmepp_openclip.encode import token_pass, tokens
 
 from .data import arguments, write_shards
 from .measure import Row, one_thread, row
@@ -65,11 +66,11 @@ def rows() -> Iterator[Row]:
         spec = data.resolve(data.DataFlags.from_args(args))
         transforms = for_training, for_validation
         computed = build.get_data(stock_get_data, spec, args, transforms, tokenizer=tokenizer)["train"]
-        tokens = Path(folder) / "tokens"
-        tokens.mkdir()
-        towers = cache.Towers(model, open_clip.get_model_config(MODEL), "fp32")
-        cached = cache.train_data(tokens, spec, towers, for_validation, 0, tokenizer, cache.Alone())
-        size = sum(path.stat().st_size for path in tokens.iterdir()) / (SHARDS * SAMPLES)
+        cache = Path(folder) / "tokens"
+        cache.mkdir()
+        towers = tokens.Towers(model, open_clip.get_model_config(MODEL), "fp32")
+        cached = tokens.train_data(cache, spec, towers, for_validation, 0, tokenizer, token_pass.Alone())
+        size = sum(path.stat().st_size for path in cache.iterdir()) / (SHARDS * SAMPLES)
         ours: list[float] = []
         theirs: list[float] = []
         for repeat in range(REPEATS + 1):

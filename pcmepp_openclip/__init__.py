@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from .inference.model import ImageTextModel
+    from .ambiguity.model import ImageTextModel
     from .plugin import *
 elif "pcmepp_cli" not in sys.modules:  # the `pcmepp` command imports `plugin` when it needs the models
     from . import plugin  # noqa: F401
@@ -43,7 +43,7 @@ elif "pcmepp_cli" not in sys.modules:  # the `pcmepp` command imports `plugin` w
 def __getattr__(name: str) -> Any:
     """Import a public name when it is asked for: those of `plugin` need torch, and `ImageTextModel` needs more."""
     if name == "ImageTextModel":
-        from .inference.model import ImageTextModel
+        from .ambiguity.model import ImageTextModel
 
         return ImageTextModel
     if name in __all__:

@@ -23,12 +23,12 @@ COMMANDS = {  # name: (what makes the parser of its flags without torch, what ru
     ),
     "bank": (
         "commands.bank:bank_parser",
-        "inference.bank_command",
+        "ambiguity.bank_command",
         "make the bank of reference pairs that tells what the model confuses",
     ),
     "calibrate": (
         "commands.bank:calibrate_parser",
-        "inference.calibrate_command",
+        "ambiguity.calibrate_command",
         "fit the probability that an image and a text match",
     ),
     "demo": (

@@ -19,7 +19,7 @@ EVALUATORS = tuple(
     f"evaluation.{name}"
     for name in (
         *("retrieval", "coco", "conformal", "zeroshot", "bprw"),
-        *("uncertainty", "levels", "failure", "neighbours", "vagueness", "pairs", "correspondence", "examples", "tsne"),
+        *("uncertainty", "levels", "failure", "neighbours", "vagueness", "pairs", "correspondence", "tsne"),
     )
 )
 # Folders whose docstrings and names were mended so far.

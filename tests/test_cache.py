@@ -13,14 +13,12 @@ from helpers import make_model, scramble
 from kinds import KINDS, add_kinds, kind_batch, kind_model
 from shard_maker import arguments, pair, picture, write_tar
 
-from pcmepp_openclip import cache, data
-from pcmepp_openclip.cache import build, facts, store
-from pcmepp_openclip.cache.loader import CacheLoader, EpochPlan, permutation
-from pcmepp_openclip.cache.rows import Rows
+from pcmepp_openclip import data
 from pcmepp_openclip.data.decode import decode_image
-from pcmepp_openclip.data.plan import Shard
 from pcmepp_openclip.data.shards import iter_samples
-from pcmepp_openclip.data.sizes import ShardSize
+from pcmepp_openclip.encode import token_pass, tokens
+from pcmepp_openclip.encode.store import DIGEST, Rows, Store, join_rows, safe_open
+from pcmepp_openclip.encode.token_loader import CacheLoader, EpochPlan, batch_of, permutation
 
 COUNTS = [9, 1, 17, 12]
 MODEL = "PCMEpp-tiny"
@@ -56,16 +54,16 @@ def counted(folder: Path, counts: list[int], claimed: list[int] | None = None) -
 @pytest.fixture
 def small_files(monkeypatch):
     """At most 4 samples each."""
-    monkeypatch.setattr(store, "FILE_BYTES", 4 * 7200)
+    monkeypatch.setattr(tokens, "FILE_BYTES", 4 * 7200)
 
 
 def load(folder, shards, model, preprocess, *flags, ranks=None, precision="fp32", tokenizer=None, **values):
     """The training data of a run from a cache in that folder."""
     folder.mkdir(exist_ok=True)
     spec = data.resolve(data.DataFlags.from_args(arguments(shards, *flags, **values)))
-    towers = cache.Towers(model, open_clip.get_model_config(MODEL), precision)
+    towers = tokens.Towers(model, open_clip.get_model_config(MODEL), precision)
     tokenizer = tokenizer or open_clip.get_tokenizer(MODEL)
-    return cache.train_data(folder, spec, towers, preprocess, 0, tokenizer, ranks or cache.Alone())
+    return tokens.train_data(folder, spec, towers, preprocess, 0, tokenizer, ranks or token_pass.Alone())
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +73,7 @@ def rows(tmp_path_factory, shards, model, preprocess):
 
 def loader(rows, *, epoch=0, first=0, samples=None, world=1, rank=0, batch=4, seed=0, workers=0):
     plan = EpochPlan(len(rows), samples or len(rows), batch, rank, world, seed, lambda: (epoch, first))
-    return CacheLoader(rows, "contents", plan, workers)
+    return CacheLoader(rows, "contents", plan, workers, 32, 0)
 
 
 def names(batches) -> list[list[tuple]]:
@@ -122,24 +120,21 @@ def test_every_kind_of_tower_gives_the_same_from_a_file(tmp_path, kind):
     model = scramble(kind_model(kind))
     model.freeze_towers()
     images, texts = kind_batch(model, samples=3)
-    tokens = model.cache_image(images), model.cache_text(texts)
-    piece = store.Piece(0, Shard(0, "x.tar", ShardSize(3)), 0, 3)
-    collected, files = store.Collected(), store.Store(tmp_path, "identity", [piece])
-    for part in (slice(0, 2), slice(2, 3)):
-        collected.add(model.cache_image(images[part]), model.cache_text(texts[part]), model.text_lengths(texts[part]))
-    files.write(piece, collected.tensors(), collected.tally)
-    assert files.content(piece).samples == 3 and not files.missing()
-    assert files.path(piece).stat().st_size < 3 * cache.footprint_of(*tokens).total + 2000  # with its header
-    rows = Rows([files.path(piece)], [3], texts.shape[1], model.text_pad_id)
-    computed, found = model(images, texts), model(*rows[[2, 0]])
+    footprint = tokens.footprint_of(model.cache_image(images), model.cache_text(texts))
+    towers, files, parts = tokens.Towers(model, {}, "fp32"), Store(tmp_path, "identity"), (slice(0, 2), slice(2, 3))
+    files.write("x", join_rows([tokens.rows_of(*towers.encode(images[part], texts[part])) for part in parts]))
+    assert files.content("x").rows == 3
+    assert files.path("x").stat().st_size < 3 * footprint.total + 2000  # with its header
+    batch = batch_of(Rows(files, ["x"], [3])[[2, 0]], texts.shape[1], model.text_pad_id)
+    computed, found = model(images, texts), model(*batch)
     for name in ("image_features", "text_features", "image_logvar", "text_logvar"):
         torch.testing.assert_close(found[name], computed[name][[2, 0]], rtol=1e-3, atol=5e-3)
 
 
 def test_what_does_not_fit_fp16_is_cut_off_and_nan_is_refused():
-    assert store._half(torch.tensor([1e9, -1e9, 0.5])).tolist() == [65504, -65504, 0.5]
+    assert tokens._half(torch.tensor([1e9, -1e9, 0.5])).tolist() == [65504, -65504, 0.5]
     with pytest.raises(ValueError, match="not finite"):
-        store._half(torch.tensor([float("nan")]))
+        tokens._half(torch.tensor([float("nan")]))
 
 
 def test_the_size_that_is_said_is_that_of_the_files(tmp_path, shards, model, preprocess, caplog, small_files):
@@ -148,11 +143,11 @@ def test_the_size_that_is_said_is_that_of_the_files(tmp_path, shards, model, pre
     (line,) = [record.getMessage() for record in caplog.records if "will be written" in record.getMessage()]
     assert f"the tokens of {sum(COUNTS)} samples" in line and "are free" in line
     image, text = model.cache_image(torch.zeros(1, 3, 32, 32)), model.cache_text(torch.ones(1, 32, dtype=torch.int64))
-    said = cache.footprint_of(image, text)
-    assert f"{store.readable_size(sum(COUNTS) * said.image)} for images" in line
+    said = tokens.footprint_of(image, text)
+    assert f"{tokens.readable_size(sum(COUNTS) * said.image)} for images" in line
     found = collections.Counter()
     for path in (tmp_path / "c").glob("*.safetensors"):
-        with store.safe_open(path, "pt") as file:
+        with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118  it is no dict
                 tensor = file.get_tensor(name)
                 found[name.partition("_")[0]] += tensor.numel() * tensor.element_size()
@@ -251,7 +246,7 @@ def test_a_complete_cache_is_used_as_it_is(tmp_path, shards, model, preprocess, 
     assert times(tmp_path / "c") == before and "Using the cache" in caplog.text
 
 
-class StopsAfter(cache.Alone):
+class StopsAfter(token_pass.Alone):
     """Is asked to stop after so many batches."""
 
     def __init__(self, batches):
@@ -271,7 +266,7 @@ def test_an_interrupted_pass_continues_with_the_files_that_are_missing(
     load(tmp_path / "whole", shards, model, preprocess)
     whole = content(tmp_path / "whole")
     ranks = StopsAfter(5)
-    with pytest.raises(cache.Interrupted):
+    with pytest.raises(token_pass.Interrupted):
         load(tmp_path / "c", shards, model, preprocess, ranks=ranks)
     begun = times(tmp_path / "c")
     assert len(begun) == 5 and ranks.passed_on
@@ -313,9 +308,10 @@ def numbers(*values: int):
     return lambda data: torch.tensor(values).numpy().tobytes() + data[8 * len(values) :]
 
 
+TENSORS = ("image_mean", "image_x", "text_mean", "text_x", "text_ids", "text_x_ends", "text_ids_ends", DIGEST)
 DAMAGE = {
-    **{f"flipped bit of {name}": (name, flipped) for name in (*store.NAMES, store.DIGEST)},
-    **{f"zeros for {name}": (name, lambda data: bytes(len(data))) for name in (*store.NAMES, store.DIGEST)},
+    **{f"flipped bit of {name}": (name, flipped) for name in TENSORS},
+    **{f"zeros for {name}": (name, lambda data: bytes(len(data))) for name in TENSORS},
     **{f"ends of {value}": ("text_ids_ends", numbers(value)) for value in (-1, 10**6, 2**62, -(2**63))},
     "ends that descend": ("text_x_ends", numbers(20, 5)),
     "another sample's ids": ("text_ids", lambda data: data[4:] + data[:4]),
@@ -325,10 +321,10 @@ DAMAGE = {
 @pytest.mark.parametrize("name, change", DAMAGE.values(), ids=DAMAGE)
 def test_damaged_tokens_are_refused_with_the_name_of_their_file(rows, tmp_path, name, change):
     """Tokens were trained on as they were, or ended a run with a traceback."""
-    path = tmp_path / rows._paths[2].name
-    path.write_bytes(rows._paths[2].read_bytes())
+    damaged = Rows(Store(tmp_path, rows.store.identity), rows.names[2:3], [17])
+    path = damaged.store.path(rows.names[2])
+    path.write_bytes(rows.store.path(rows.names[2]).read_bytes())
     overwrite(path, name, change)
-    damaged = Rows([path], [17], rows._context_length, rows._pad)
     with pytest.raises(ValueError, match=rf"{path} is damaged: delete it"):
         list(loader(damaged, batch=17))
 
@@ -357,8 +353,8 @@ def test_a_caption_that_changed_at_the_end_of_a_shard_is_noticed(tmp_path, model
     pattern = counted(tmp_path / "d", COUNTS)
     load(tmp_path / "c", pattern, model, preprocess)
     shard, read = tmp_path / "d/00002.tar", []
-    digest_of = facts.digest_of
-    monkeypatch.setattr(facts, "digest_of", lambda file, *args: read.append(file.name) or digest_of(file, *args))
+    digest_of = tokens.digest_of
+    monkeypatch.setattr(tokens, "digest_of", lambda file, *args: read.append(file.name) or digest_of(file, *args))
     caplog.set_level("INFO")
     os.utime(shard)  # as a copy has another time
     for expected in ([str(shard)], []):
@@ -392,7 +388,7 @@ def test_tokens_of_something_else_are_refused(tmp_path, shards, model, preproces
         given = {"shards": shards, "model": model, "preprocess": preprocess, **way}
         with pytest.raises(ValueError, match=r"holds the tokens of another run, with a difference in .*") as refused:
             load(tmp_path / "c", **given)
-        named = [words for words in facts.WORDS.values() if words in str(refused.value)]
+        named = [words for words in tokens.WORDS.values() if words in str(refused.value)]
         assert what in named and (len(named) == 1 or "shards" in way)
     for text, what in (("{", "cannot be read"), ("[]", "cannot be read")):
         (tmp_path / "c/cache.json").write_text(text)
@@ -439,8 +435,8 @@ def test_a_pass_that_meets_only_bad_samples_ends(tmp_path, model, preprocess, wo
     flags = ("--train-data-max-empty-shards", "2")
     with pytest.raises(ValueError, match="source 'd' has no usable sample in 2 consecutive shards"):
         load(tmp_path / "c", f"{tmp_path}/d/{{0..5}}.tar", model, preprocess, *flags, workers=workers)
-    monkeypatch.setattr(build, "MIN_SAMPLES_TO_JUDGE", 4)
-    monkeypatch.setattr(build, "ROUND_S", 0.0001)
+    monkeypatch.setattr(token_pass, "MIN_SAMPLES_TO_JUDGE", 4)
+    monkeypatch.setattr(token_pass, "ROUND_S", 0.0001)
     with pytest.raises(ValueError, match=r"100\.0 % of the samples are unusable"):
         load(tmp_path / "new", f"{tmp_path}/d/{{0..5}}.tar", model, preprocess, workers=workers)
     assert len(list((tmp_path / "new").glob("*.safetensors"))) < 6

@@ -27,9 +27,9 @@ from shard_maker import (
 
 from pcmepp_openclip import cli
 from pcmepp_openclip.data import defects
+from pcmepp_openclip.data.captioned import read_captioned
 from pcmepp_openclip.data.count import count_shard
 from pcmepp_openclip.data.decode import MAX_PIXELS, BadImage, decode_image
-from pcmepp_openclip.evaluation.datasets import read_captioned
 
 
 def bomb() -> bytes:

@@ -13,9 +13,9 @@ from drawn_shards import SCENES, caption
 from eval_data import captions, png
 from shard_maker import arguments, flat, load, specify
 
+from pcmepp_openclip.data.captioned import read_captioned
 from pcmepp_openclip.data.count import count_shard, write_counts
 from pcmepp_openclip.data.sources import parse_sources
-from pcmepp_openclip.evaluation.datasets import read_captioned
 
 SCRIPTS = Path(__file__).parent.parent / "launch/data"
 PUBLISHED = {"coco": {"restval": 5, "train": 12, "val": 4, "test": 3}, "flickr30k": {"train": 12, "val": 4, "test": 3}}

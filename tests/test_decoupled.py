@@ -9,7 +9,7 @@ from helpers import make_batch, make_model
 
 import pcmepp_openclip as pp
 from pcmepp_openclip import cli
-from pcmepp_openclip.evaluation.recorded import recorded_changes
+from pcmepp_openclip.encode.load import recorded_changes
 from pcmepp_openclip.models.pcmepp import is_pcmepp_parameter
 
 BLOCK = {"head_layers": 1, "init_logvar_bias": -4.0, "train_means_by": "contrastive"}

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from drawn_shards import SCENES as ALL_SCENES
-from eval_data import CLASSES, TEMPLATES, captions, png, true_matches, write_retrieval, write_zeroshot
+from eval_data import CLASSES, TEMPLATES, captions, png, read_embeddings, true_matches, write_retrieval, write_zeroshot
 from helpers import make_model, plain_config, plain_twin
 from sklearn.metrics import roc_auc_score
 
@@ -18,14 +18,16 @@ from pcmepp_openclip.ambiguity import Bank, BankEntailment, Calibration, Hubness
 from pcmepp_openclip.ambiguity.store import (
     BANK_FILE,
     CALIBRATION_FILE,
+    find_bank,
     load_bank,
     load_calibration,
     save_bank,
     save_calibration,
+    source_of,
 )
 from pcmepp_openclip.distances import Entailment, by_name
-from pcmepp_openclip.evaluation import chunks, coco, pairs, retrieval, uncertainty
-from pcmepp_openclip.evaluation.loading import load_model
+from pcmepp_openclip.encode.load import load_model
+from pcmepp_openclip.evaluation import coco, pairs, retrieval, uncertainty
 from pcmepp_openclip.evaluation.metric import as_dict
 from pcmepp_openclip.models.export import export_model
 from pcmepp_openclip.models.fingerprint import bank_fingerprint
@@ -57,7 +59,7 @@ def place(tmp_path_factory):
     scale = model.logit_scale.exp().item()
     loaded = load_model("PCMEpp-tiny", str(folder / "PCMEpp-tiny.pt"))
     save_bank(Bank(images, F.normalize(images + texts, dim=-1), scale), folder / BANK_FILE, loaded.bank_fingerprint)
-    source = loaded.source_of(loaded.load_bank(folder))
+    source = source_of(loaded, find_bank(loaded, folder))
     save_calibration(dataclasses.replace(FITTED, source=source), folder / CALIBRATION_FILE)
     return folder
 
@@ -74,7 +76,9 @@ def evaluate(place, out, *more, **kwargs):
 
 def embeddings(out, name, count):
     """What was encoded under that name, from the cache."""
-    return chunks.load_chunk(next((out / "embeddings").glob(f"{name}-*/*.safetensors")), count)
+    encoded = read_embeddings(next((out / "embeddings").glob(f"{name}-*/*.safetensors")))
+    assert len(encoded.mean) == count
+    return encoded
 
 
 @pytest.fixture(scope="module", params=["PCMEpp-tiny", "plain-tiny"])

@@ -12,15 +12,27 @@ import open_clip
 import pytest
 import torch
 from drawn_shards import SCENES as ALL_SCENES
-from eval_data import CLASSES, TEMPLATES, captions, png, true_matches, write_retrieval, write_tar, write_zeroshot
+from eval_data import (
+    CLASSES,
+    TEMPLATES,
+    captions,
+    png,
+    read_embeddings,
+    true_matches,
+    write_retrieval,
+    write_tar,
+    write_zeroshot,
+)
 from helpers import make_model, mini_config, plain_config, plain_twin
 from hostile_tars import HARMLESS, HOSTILE
 from PIL import Image
 from shard_maker import within
 
 from pcmepp_openclip import cli
+from pcmepp_openclip.data import captioned
 from pcmepp_openclip.distances import Entailment, by_name
-from pcmepp_openclip.evaluation import chunks, datasets, encode, neighbours, retrieval, zeroshot
+from pcmepp_openclip.encode import encode
+from pcmepp_openclip.evaluation import datasets, neighbours, retrieval, zeroshot
 from pcmepp_openclip.evaluation.metric import Metric, as_dict
 from pcmepp_openclip.gaussian import Gaussian
 from pcmepp_openclip.reports import report
@@ -139,7 +151,7 @@ def test_what_it_leaves_behind(place, results, no_report, capsys):
 
 
 def test_a_stopped_evaluation_goes_on(place, tmp_path, results, monkeypatch, no_report):
-    monkeypatch.setattr(chunks, "CHUNK", 16)
+    monkeypatch.setattr(encode, "CHUNK", 16)
     encoded, stock = [], encode.Encoder._gaussian
 
     def counted(self, batch, kind):
@@ -253,7 +265,7 @@ def test_shards_with_captions_in_json(place, tmp_path, results, no_report):
     samples = [{"json": json.dumps({"captions": captions(s), "who": "me"}), "jpg": png(s)} for s in SCENES]
     write_tar(tmp_path / "x/x-0.tar", samples[:20])
     write_tar(tmp_path / "x/x-1.tar", samples[20:])
-    data = datasets.read_captioned(f"{tmp_path}/x/x-{{0..1}}.tar")
+    data = captioned.read_captioned(f"{tmp_path}/x/x-{{0..1}}.tar")
     assert data.facts[0] == {"key": "s0000", "who": "me"} and data.image_of_caption[60:64] == [20, 20, 20, 21]
     got = evaluate(place, tmp_path / "out", "--retrieval", f"{tmp_path}/x/x-*.tar")["retrieval"]["x"]["metrics"]
     whole = results["retrieval"]["scenes"]["metrics"]
@@ -497,7 +509,7 @@ def gif():
 def test_nothing_is_left_out_without_a_word(tmp_path, sample, said):
     folder = with_sample(write_retrieval(tmp_path / "d", SCENES[:8]), sample)
     with pytest.raises(ValueError, match=said) as error:
-        datasets.read_captioned(str(folder))
+        captioned.read_captioned(str(folder))
     assert "\n" not in str(error.value)
 
 
@@ -505,7 +517,7 @@ def test_captions_of_the_json_count_and_null_leaves_the_txt(tmp_path):
     image = png(SCENES[0])
     two, none = '{"captions": ["a", "b"]}', '{"captions": null}'
     write_tar(tmp_path / "0.tar", [{"png": image, "json": two}, {"png": image, "txt": "c", "json": none}])
-    assert datasets.read_captioned(str(tmp_path / "0.tar")).captions == ["a", "b", "c"]
+    assert captioned.read_captioned(str(tmp_path / "0.tar")).captions == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("attack", HOSTILE)
@@ -514,7 +526,7 @@ def test_hostile_shards_are_one_sentence(tmp_path, attack):
 
     def read():
         try:
-            return len(datasets.read_captioned(str(tmp_path / "0.tar")).images)
+            return len(captioned.read_captioned(str(tmp_path / "0.tar")).images)
         except ValueError as error:
             return str(error)
 
@@ -581,7 +593,7 @@ def test_folders_pair_with_classes_by_name_or_by_number(tmp_path):
 def test_a_line_ends_at_a_line_feed_alone(tmp_path):
     odd = "a\u2028b\x85c\x0cd\re\x1cf"
     write_tar(tmp_path / "0.tar", [{"png": png(SCENES[0]), "txt": f"{odd}\r\n\nsecond\n"}])
-    assert datasets.read_captioned(str(tmp_path / "0.tar")).captions == [odd, "second"]
+    assert captioned.read_captioned(str(tmp_path / "0.tar")).captions == [odd, "second"]
     folder = write_zeroshot(tmp_path / "d", splits=("test",))
     (folder / "classnames.txt").write_bytes("\r\n".join([odd, *CLASSES[1:]]).encode())
     (folder / "zeroshot_classification_templates.txt").write_bytes(f"{odd} {{c}}\n".encode())
@@ -604,7 +616,7 @@ def test_numbers_of_shards_that_cannot_be(tmp_path, number):
     folder = write_retrieval(tmp_path / "d", SCENES[:8])
     (folder / "test/nshards.txt").write_text(number)
     with pytest.raises(ValueError, match=r"nshards.txt must hold"):
-        datasets.read_captioned(str(folder))
+        captioned.read_captioned(str(folder))
 
 
 def test_damaged_embeddings_are_noticed_and_encoded_again(place, tmp_path, no_report, capsys):
@@ -623,12 +635,12 @@ def test_damaged_embeddings_are_noticed_and_encoded_again(place, tmp_path, no_re
     images.write_bytes(damaged)
     assert evaluate(place, tmp_path, *flags) == whole
     header = 8 + int.from_bytes(data[:8], "little")
-    assert chunks.load_chunk(images, 48) is not None
+    assert read_embeddings(images) is not None
     for bit in [*range(8 * header), *range(8 * header, 8 * len(data), 4093)]:
         damaged = bytearray(data)
         damaged[bit // 8] ^= 1 << bit % 8
         images.write_bytes(damaged)
-        found = chunks.load_chunk(images, 48)
+        found = read_embeddings(images)
         assert found is None or found.mean.numpy().tobytes() in data, bit
 
 
@@ -649,8 +661,6 @@ def test_images_are_turned_by_their_exif_data_only_if_that_is_asked_for(place, t
         for i, (where, flags) in enumerate([(straight, ()), (folder, ()), (folder, ("--exif-orientation",))])
     )
     assert turned["exif_orientation"] and "exif_orientation" not in stored and turned["weights"] != stored["weights"]
-    embeddings = [
-        chunks.load_chunk(next((tmp_path / f"out{i}").rglob("d-images*/*.safetensors")), 8).mean for i in range(3)
-    ]
+    embeddings = [read_embeddings(next((tmp_path / f"out{i}").rglob("d-images*/*.safetensors"))).mean for i in range(3)]
     assert torch.equal(embeddings[0], embeddings[2]) and not torch.equal(embeddings[0], embeddings[1])
     assert wanted["weights"] == stored["weights"]

@@ -19,11 +19,11 @@ from sklearn.metrics import roc_auc_score
 
 from pcmepp_openclip import DISTANCES, Gaussian, cli
 from pcmepp_openclip.data.noise import exchange
+from pcmepp_openclip.encode.load import other_noise
 from pcmepp_openclip.evaluation import correspondence
-from pcmepp_openclip.evaluation.encode import Encoder
+from pcmepp_openclip.evaluation.columns import EvaluatedModel
+from pcmepp_openclip.evaluation.datasets import read_noisy_pairs
 from pcmepp_openclip.evaluation.metric import as_dict
-from pcmepp_openclip.evaluation.noisy_pairs import read_noisy_pairs
-from pcmepp_openclip.evaluation.recorded import other_noise
 from pcmepp_openclip.evaluation.tasks import _matching
 from pcmepp_openclip.reports import report
 
@@ -193,7 +193,7 @@ def test_the_matching_logit_is_that_of_the_training(weights, expected, tmp_path)
     """The match probability of PCME has a and b inside, and InfoNCE trains neither of them."""
     cfg = {"head_layers": 1, "init_logvar_bias": -5.0, "init_match_scale": 3.0, **weights}
     model = open_clip.create_model("PCMEpp-tiny", pcmepp_cfg=cfg)
-    encoder = Encoder(model, None, None, probabilistic=True, cache=tmp_path)
+    encoder = EvaluatedModel(model, None, None, probabilistic=True, cache=tmp_path)
     kind, scaled = expected
     matching = _matching(encoder)
     assert encoder.distance == kind

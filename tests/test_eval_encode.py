@@ -11,9 +11,11 @@ from helpers import make_model
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from pcmepp_openclip.evaluation import chunks, encode, image_loader
-from pcmepp_openclip.evaluation.encode import Encoder
-from pcmepp_openclip.evaluation.samples import locate_samples
+from pcmepp_openclip.data.captioned import locate_samples
+from pcmepp_openclip.encode import encode
+from pcmepp_openclip.encode import images as image_loader
+from pcmepp_openclip.encode.encode import Encoder
+from pcmepp_openclip.encode.store import Store
 
 CHUNK, BATCH = 16, 5
 COUNT = 42  # two whole chunks and a part, of batches that do not divide them
@@ -22,7 +24,7 @@ TEXTS = [f"a {colour} {shape} at the {place}" for colour, shape, place in SCENES
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(chunks, "CHUNK", CHUNK)
+    monkeypatch.setattr(encode, "CHUNK", CHUNK)
 
 
 @pytest.fixture(scope="module")
@@ -178,8 +180,10 @@ def test_one_copy_per_chunk(encoder, places, monkeypatch):
 
     assert encoder.fingerprint  # it reads the weights, once
     saved = {}
-    monkeypatch.setattr(encode, "save_chunk", lambda path, rows: waits.append("saved") or saved.update({path: rows}))
-    monkeypatch.setattr(encode, "load_chunk", lambda path, count: saved.get(path))
+    monkeypatch.setattr(
+        Store, "write", lambda store, name, rows: waits.append("saved") or saved.update({store.path(name): rows})
+    )
+    monkeypatch.setattr(Store, "read", lambda store, name: saved.get(store.path(name)))
     pixels = [torch.randn(size, 3, 32, 32) for size in (5, 5, 5, 1, 5, 5, 5, 1, 5, 5)]
     monkeypatch.setattr(encode, "image_batches", lambda *args: iter(pixels))  # decoding has tensors of its own
     for name in ("cpu", "item", "__bool__", "tolist", "numpy"):

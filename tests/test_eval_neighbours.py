@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from sklearn.metrics import roc_auc_score
 
 from pcmepp_openclip import Gaussian
-from pcmepp_openclip.evaluation.image_loader import centre_crop
+from pcmepp_openclip.encode.images import centre_crop
 from pcmepp_openclip.evaluation.metric import as_dict
 from pcmepp_openclip.evaluation.neighbours import CROPS, crop_ratios, crops, nearest_other, neighbours
 

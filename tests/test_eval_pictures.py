@@ -15,11 +15,11 @@ from PIL import Image
 from slow import slow_distances
 
 from pcmepp_openclip import cli
+from pcmepp_openclip.data.captioned import Captioned
 from pcmepp_openclip.distances import CSD
+from pcmepp_openclip.encode.load import recorded_history
 from pcmepp_openclip.evaluation import pictures, tsne
-from pcmepp_openclip.evaluation.datasets import Captioned
-from pcmepp_openclip.evaluation.examples import examples, extremes
-from pcmepp_openclip.evaluation.recorded import recorded_history
+from pcmepp_openclip.evaluation.pictures import examples, extremes
 from pcmepp_openclip.evaluation.tasks import CaptionedGaussians
 from pcmepp_openclip.gaussian import Gaussian
 from pcmepp_openclip.reports import curves

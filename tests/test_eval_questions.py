@@ -2,8 +2,7 @@
 
 from eval_data import CLASSES
 
-from pcmepp_openclip.evaluation.datasets import Captioned, Labelled
-from pcmepp_openclip.evaluation.hierarchies import Hierarchies
+from pcmepp_openclip.evaluation.datasets import Captioned, Hierarchies, Labelled
 from pcmepp_openclip.evaluation.metric import Metric
 from pcmepp_openclip.evaluation.questions import questions, text_tables
 from pcmepp_openclip.evaluation.tasks import TaskResult

@@ -15,7 +15,7 @@ from slow import SLOW
 
 from pcmepp_openclip import Gaussian, cli
 from pcmepp_openclip.ambiguity import Bank
-from pcmepp_openclip.evaluation import hierarchies, vagueness
+from pcmepp_openclip.evaluation import datasets, vagueness
 from pcmepp_openclip.evaluation.metric import as_dict
 from pcmepp_openclip.reports import report
 
@@ -160,13 +160,13 @@ def files(tmp_path):
 
 
 def test_the_published_layouts(files):
-    data = hierarchies.read_hierarcaps(str(files / "hierarcaps_test.csv"), None)
+    data = datasets.read_hierarcaps(str(files / "hierarcaps_test.csv"), None)
     assert data.images == [] and data.image_of_chain == [0, 1, 0]
     assert data.chains[0] == ["a thing, somewhere", *chain(SCENES[0])[1:]]
     for where in ("coco", "coco/val2014"):
-        data = hierarchies.read_hierarcaps(str(files / "hierarcaps_test.csv"), str(files / where))
+        data = datasets.read_hierarcaps(str(files / "hierarcaps_test.csv"), str(files / where))
         assert [image.read() for image in data.images] == [png(scene) for scene in SCENES[:2]]
-    data = hierarchies.read_himo(str(files / "himo.json"), str(files / "coco/val2014"))
+    data = datasets.read_himo(str(files / "himo.json"), str(files / "coco/val2014"))
     assert data.chains == [chain(scene)[1:] for scene in SCENES[:3]] and len(data.images) == 2
 
 
@@ -218,7 +218,7 @@ def test_the_command(files, monkeypatch, capsys):
 )
 def test_mistakes_in_one_sentence(tmp_path, name, text, words):
     (tmp_path / "file").write_text(text)
-    read = {"hierarcaps": hierarchies.read_hierarcaps, "himo": hierarchies.read_himo}[name]
+    read = {"hierarcaps": datasets.read_hierarcaps, "himo": datasets.read_himo}[name]
     with pytest.raises(ValueError, match=f"^--{name} ") as error:
         read(str(tmp_path / "file"), None)
     assert words in str(error.value) and "\n" not in str(error.value)
@@ -226,9 +226,9 @@ def test_mistakes_in_one_sentence(tmp_path, name, text, words):
 
 def test_missing_files_and_images(files, tmp_path, capsys):
     with pytest.raises(ValueError, match=r"^--himo .*nowhere cannot be read"):
-        hierarchies.read_himo(str(tmp_path / "nowhere"), None)
+        datasets.read_himo(str(tmp_path / "nowhere"), None)
     with pytest.raises(ValueError, match=r"^--hierarcaps-images .*: COCO_val2014_000000000007.jpg is not in it\.$"):
-        hierarchies.read_hierarcaps(str(files / "hierarcaps_test.csv"), str(tmp_path / "nowhere"))
+        datasets.read_hierarcaps(str(files / "hierarcaps_test.csv"), str(tmp_path / "nowhere"))
     for flag in ("hierarcaps", "himo", "coco"):
         flags = ["--model", "x", "--out", str(tmp_path / "o"), "--retrieval", "x", f"--{flag}-images", "x"]
         assert cli.main(["eval", *flags]) == 2

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorDeviceMismatchError
 from torch.utils._python_dispatch import _disable_current_modes
 
 from benchmarks.fake_cuda import fake_cuda, fused_attention, to_cuda
-from pcmepp_openclip.evaluation import encode
+from pcmepp_openclip.encode import encode
 
 TINY = "PCMEpp-tiny"
 # Where a logged step may wait: stock open_clip reads the loss, and we the diagnostics.

@@ -13,9 +13,9 @@ from shard_maker import pair
 from webdataset.tariterators import base_plus_ext
 
 from pcmepp_openclip.data import defects, tars
+from pcmepp_openclip.data.captioned import read_captioned
 from pcmepp_openclip.data.count import count_shard
 from pcmepp_openclip.data.shards import iter_samples
-from pcmepp_openclip.evaluation.datasets import read_captioned
 
 LONGEST_S = 3.0
 TYPES = [bytes([code]) for code in range(128)]

@@ -11,8 +11,8 @@ from shard_maker import Words, to_tensor
 from watched_train import captions_of
 
 from pcmepp_openclip import data
-from pcmepp_openclip.cache.loader import EpochPlan
 from pcmepp_openclip.data.build import make_loader_spec
+from pcmepp_openclip.encode.token_loader import EpochPlan
 from pcmepp_openclip.runs import checkpoints
 from pcmepp_openclip.training import command as train
 from pcmepp_openclip.training.global_batch import GlobalBatch, split

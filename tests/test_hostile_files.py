@@ -12,8 +12,7 @@ import yaml
 from shard_maker import write_shards
 
 from pcmepp_openclip import cli
-from pcmepp_openclip.evaluation import chunks
-from pcmepp_openclip.gaussian import Gaussian
+from pcmepp_openclip.encode.store import Store
 from pcmepp_openclip.models.export import export_model, model_config_of
 from pcmepp_openclip.runs import record
 
@@ -150,7 +149,7 @@ def test_files_follow_the_umask(mask, mode, tiny_model, tmp_path):
         export_model(tiny_model, tmp_path / "exported", "PCMEpp-tiny", card="a card")
         for name in ("clip.safetensors", "clip.pt"):
             assert cli.main(["convert", str(tmp_path / "model.pt"), str(tmp_path / name)]) == 0
-        chunks.save_chunk(tmp_path / "clip.embeddings", Gaussian(torch.zeros(2, 3), torch.zeros(2, 3)))
+        Store(tmp_path, "").write("clip.encoded", {"mean": torch.zeros(2, 3)})
     finally:
         os.umask(before)
     written = [*(tmp_path / "d").glob("sizes*"), *(tmp_path / "exported").iterdir(), *tmp_path.glob("clip.*")]

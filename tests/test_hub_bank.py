@@ -12,8 +12,16 @@ from helpers import run_code
 
 from pcmepp_openclip import ImageTextModel, cli
 from pcmepp_openclip.ambiguity import Calibration
-from pcmepp_openclip.ambiguity.store import BANK_FILE, CALIBRATION_FILE, load_calibration, save_bank, save_calibration
-from pcmepp_openclip.evaluation.loading import load_model
+from pcmepp_openclip.ambiguity.store import (
+    BANK_FILE,
+    CALIBRATION_FILE,
+    find_bank,
+    load_calibration,
+    save_bank,
+    save_calibration,
+    source_of,
+)
+from pcmepp_openclip.encode.load import load_model
 from pcmepp_openclip.hub.card import Facts, write_card
 from pcmepp_openclip.models.export import export_model
 
@@ -81,7 +89,7 @@ def test_a_bank_that_the_hub_does_not_give_is_no_silent_change(guarded, push, tm
 def test_a_run_with_a_bank_and_a_calibration(guarded, push, trained, tmp_path):
     loaded = load_model("PCMEpp-tiny", str(trained / "checkpoints/epoch_2.pt"))
     save_bank(random_bank(loaded.model), tmp_path / "mine.safetensors", loaded.bank_fingerprint)
-    source = loaded.source_of(loaded.load_bank(tmp_path / "mine.safetensors"))
+    source = source_of(loaded, find_bank(loaded, tmp_path / "mine.safetensors"))
     save_calibration(Calibration("bank", 1.25, 0.5, 0.75, -2.5, 1234, 0.0217, source), tmp_path / "mine.json")
     flags = ("--bank", tmp_path / "mine.safetensors", "--calibration", tmp_path / "mine.json")
     push(trained, "me/run-bank", *flags)

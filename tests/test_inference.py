@@ -21,12 +21,11 @@ from safetensors.torch import load_file, save_file
 
 import pcmepp_openclip
 from pcmepp_openclip import Gaussian, ImageTextModel
-from pcmepp_openclip.ambiguity import Bank
+from pcmepp_openclip.ambiguity import Bank, scores
 from pcmepp_openclip.ambiguity.store import BANK_FILE, CALIBRATION_FILE, save_bank
-from pcmepp_openclip.evaluation.encode import Encoder
-from pcmepp_openclip.evaluation.loading import load_model
-from pcmepp_openclip.evaluation.samples import image_file
-from pcmepp_openclip.inference import scores
+from pcmepp_openclip.data.captioned import image_file
+from pcmepp_openclip.encode.encode import Encoder
+from pcmepp_openclip.encode.load import load_model
 from pcmepp_openclip.models.export import export_model
 from pcmepp_openclip.models.fingerprint import bank_fingerprint
 
@@ -452,7 +451,7 @@ def test_the_fingerprint_is_that_of_the_means(tmp_path):
 
 
 def test_the_class_is_imported_when_it_is_asked_for():
-    code = "import sys, pcmepp_openclip as p; before = 'pcmepp_openclip.evaluation.encode' in sys.modules\n"
+    code = "import sys, pcmepp_openclip as p; before = 'pcmepp_openclip.encode.encode' in sys.modules\n"
     code += "from pcmepp_openclip import ImageTextModel; print(before, ImageTextModel is p.ImageTextModel)"
     assert run_code(code).split() == ["False", "True"]
     assert "ImageTextModel" in pcmepp_openclip.__all__

@@ -1,4 +1,4 @@
-"""What the embeddings of any CLIP say of an image or a caption, with the help of reference pairs and no training.
+"""Confusion and multiplicity of an image or a caption, by the embeddings of any CLIP and reference pairs.
 
     h_j        = log mean_i exp(s cos(r_j, q_i))              how much the item r_j attracts anything, its hubness
     p_j        = softmax_j(s cos(q, r_j) - h_j)               what the query q would find among the items r_j
@@ -177,8 +177,8 @@ class Bank:
 
     @functools.cached_property
     def _own_hubness(self) -> dict[str, Tensor]:
-        """Of the references themselves, without their own pair, which a model may have memorised."""
-        found = {}
+        """Return the hubness of the references themselves, without their own pair, which a model may have memorised."""
+        hubness = {}
         with full_precision(self.images_BD):
             for of, own_BD in ((IMAGES, self.images_BD), (TEXTS, self.texts_BD)):
                 parts, first = [], 0
@@ -187,8 +187,8 @@ class Bank:
                     logits.diagonal(first).fill_(-torch.inf)
                     parts.append(logits.logsumexp(dim=1))
                     first += len(part)
-                found[of] = torch.cat(parts) - math.log(len(self) - 1)
-        return found
+                hubness[of] = torch.cat(parts) - math.log(len(self) - 1)
+        return hubness
 
     @functools.cached_property
     def _shift(self) -> float:

@@ -154,12 +154,12 @@ def reliability(
     total, mean, share = (
         torch.bincount(bin_, x, minlength=count) for x in (weight, weight * p, weight * pair.double())
     )
-    found = [(m / t, s / t, t) for m, s, t in zip(mean.tolist(), share.tolist(), total.tolist(), strict=True) if t > 0]
-    return found, sum(t * abs(m - s) for m, s, t in found)
+    bins = [(m / t, s / t, t) for m, s, t in zip(mean.tolist(), share.tolist(), total.tolist(), strict=True) if t > 0]
+    return bins, sum(t * abs(m - s) for m, s, t in bins)
 
 
 def _pairs(images: Tensor, image_of_text: Tensor) -> Tensor:
-    """Whether image i is the one that caption j was written for, [N, M]."""
+    """Return whether image i is the one that caption j was written for, [N, M]."""
     return images[:, None] == image_of_text
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 
+from ..encode.load import LoadedModel
 from ..system.files import save_tensors, write_whole
 from ..system.tensors import fingerprint as fingerprint_of
 from .bank import Bank
@@ -23,16 +24,20 @@ FORMAT, OLDER_FORMATS = "pcmepp-bank-2", ("pcmepp-bank-1",)
 
 
 def save_bank(bank: Bank, path: Path, fingerprint: str) -> None:
-    """`fingerprint`: of the model that made the embeddings, see `models.fingerprint.bank_fingerprint`."""
+    """Write a bank to a file.
+
+    Arguments:
+        fingerprint: of the model that made the embeddings, see `models.fingerprint.bank_fingerprint`.
+    """
     tensors = {"images": bank.images_BD.half().contiguous(), "texts": bank.texts_BD.half().contiguous()}
-    about = {"format": FORMAT, "fingerprint": fingerprint, "scale": repr(bank.scale)}
-    save_tensors(tensors, path, {**about, "sha256": fingerprint_of(tensors, about)})
+    metadata = {"format": FORMAT, "fingerprint": fingerprint, "scale": repr(bank.scale)}
+    save_tensors(tensors, path, {**metadata, "sha256": fingerprint_of(tensors, metadata)})
 
 
 def load_bank(
     path: Path, fingerprint: str | None = None, scale: float | None = None, embed_dim: int | None = None
 ) -> Bank:
-    """The bank of a file, which may be anyone's: no code is run, and what is no bank is a ValueError.
+    """Read the bank of a file, which may be anyone's: no code is run, and what is no bank is a ValueError.
 
     Arguments:
         path: the file, or the folder that holds it under its usual name.
@@ -41,47 +46,70 @@ def load_bank(
     path = path / BANK_FILE if path.is_dir() else path
     try:
         with safe_open(path, "pt") as file:
-            about = file.metadata() or {}
-            if about.get("format") in OLDER_FORMATS:
+            metadata = file.metadata() or {}
+            if metadata.get("format") in OLDER_FORMATS:
                 raise ValueError("its format is older than this version of the package")
             tensors = {name: file.get_tensor(name) for name in ("images", "texts")}
-        if about.pop("sha256", None) != fingerprint_of(tensors, about) or about.get("format") != FORMAT:
+        if metadata.pop("sha256", None) != fingerprint_of(tensors, metadata) or metadata.get("format") != FORMAT:
             raise ValueError("it is damaged, by its digest")
         images, texts = (tensor.float() for tensor in tensors.values())
         for x in (images, texts):
             if not (x.ndim == 2 and x.isfinite().all() and ((x.norm(dim=1) - 1).abs() < 1e-2).all()):
                 raise ValueError("its embeddings are not vectors of length 1")
-        own_scale = float(about["scale"])
+        own_scale = float(metadata["scale"])
         bank = Bank(F.normalize(images, dim=1), F.normalize(texts, dim=1), own_scale)
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
         raise ValueError(f"{path} is not a bank: {reason.rstrip('.')}. Run `pcmepp bank` to make one.") from None
-    same = fingerprint in (None, about.get("fingerprint")) and embed_dim in (None, images.shape[1])
+    same = fingerprint in (None, metadata.get("fingerprint")) and embed_dim in (None, images.shape[1])
     if not same or not (scale is None or math.isclose(scale, own_scale, rel_tol=1e-4)):  # exp differs between devices
         raise ValueError(f"{path} was made for a different model: run `pcmepp bank` to make one for this model.")
     return bank
 
 
-def source_of(fingerprint: str, bank: Bank | None) -> str:
-    """What a calibration holds for: a model and, where its offsets come from one, a bank.
+def find_bank(loaded: LoadedModel, place: str | Path | None = None) -> Bank | None:
+    """Return the bank of a model: that of a file or folder, or else that beside its weights, where there is one.
 
-    Arguments:
-        fingerprint: of the model: by its means where there is a bank, else by its log-variances too.
+    ValueError for a file that is no bank, and for the bank of another model.
     """
+    path = loaded.file_beside(BANK_FILE) if place is None else Path(place)
+    if path is None:
+        return None
+    return load_bank(path, loaded.bank_fingerprint, loaded.scale, loaded.model.built_from["embed_dim"])
+
+
+def find_calibration(loaded: LoadedModel, place: str | Path | None = None) -> Calibration | None:
+    """Return the calibration of a file or folder, or else that beside the weights of the model, where there is one."""
+    path = loaded.file_beside(CALIBRATION_FILE) if place is None else Path(place)
+    return None if path is None else load_calibration(path)
+
+
+def source_of(loaded: LoadedModel, bank: Bank | None) -> str:
+    """Return what a calibration holds for: a model, by its means alone where the offsets come from a bank and else by
+    its log-variances too, and this bank."""
     if bank is None:
-        return fingerprint
+        return loaded.model_fingerprint
     tensors = {"images": bank.images_BD.half(), "texts": bank.texts_BD.half()}
-    return f"{fingerprint}/{fingerprint_of(tensors, [bank.scale])}"
+    return f"{loaded.bank_fingerprint}/{fingerprint_of(tensors, [bank.scale])}"
 
 
-def check_calibration(calibration: Calibration, fingerprint: str, bank: Bank | None, where: str) -> None:
-    """ValueError where a calibration was fitted with another model or bank than these.
+def check_calibration(calibration: Calibration, loaded: LoadedModel, bank: Bank | None, where: str) -> None:
+    """ValueError where a calibration was fitted with another model or bank, or with what there is none of.
 
     Arguments:
-        fingerprint: see `source_of`.
+        bank: the one to be used with it, if there is one.
         where: the calibration's file or model, for the message.
     """
-    if calibration.source != source_of(fingerprint, bank):
+    by_bank = calibration.estimator == "bank"
+    if calibration.estimator == "variance" and not loaded.probabilistic:
+        raise ValueError(
+            f"The calibration of {where} was fitted with variances, which the model does not have: fit one by "
+            "`pcmepp calibrate`."
+        )
+    if by_bank and bank is None:
+        raise ValueError(f"The calibration of {where} was fitted with a bank, and there is none: give it by --bank.")
+    if calibration.source != source_of(loaded, bank if by_bank else None):
+        fingerprint = loaded.bank_fingerprint if by_bank else loaded.model_fingerprint
         other = "bank" if calibration.source.startswith(f"{fingerprint}/") else "model"
         raise ValueError(f"The calibration of {where} was fitted with another {other}: run `pcmepp calibrate` again.")
 
@@ -91,7 +119,7 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
 
 
 def load_calibration(path: Path) -> Calibration:
-    """The calibration of a file, or of the folder that holds it; ValueError for a file that is no calibration."""
+    """Read the calibration of a file, or of the folder that holds it; ValueError for a file that is no calibration."""
     path = path / CALIBRATION_FILE if path.is_dir() else path
     try:
         return Calibration.parse(json.loads(path.read_text(encoding="utf-8")))

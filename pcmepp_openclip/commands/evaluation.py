@@ -186,7 +186,7 @@ def _add_report_flags(parser: CommandParser) -> None:
 def _check_model(args: argparse.Namespace, trained: bool) -> None:
     if args.model:
         from .. import plugin  # noqa: F401
-        from ..evaluation.loading import check_name, has_random_weights
+        from ..encode.load import check_name, has_random_weights
 
         check_name(args.model)
         if trained and has_random_weights(args.model, args.pretrained):

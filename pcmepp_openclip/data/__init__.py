@@ -15,6 +15,7 @@
   samples, on all ranks by `gathering`.
 - `to_device`: from the workers to the device that trains.
 - `loader`: the batches in the training process. `mixup` and `size_augment`: what may happen to them there.
+- `captioned`: images with all of their captions, where they are evaluated, validated on, or make a bank.
 - `count` and `command`: `pcmepp data count` and `pcmepp data check`.
 """
 

@@ -17,6 +17,7 @@ from .sizes import UNKNOWN_SIZE, ShardSize
 from .sources import kind, label, shown
 from .streams import open_shard
 
+TEXT_SUFFIXES = (TEXT_SUFFIX, JSON_SUFFIX, "cls")  # the last is the index of a class
 IMAGE_SUFFIXES = ("jpg", "png", "jpeg", "webp")  # as in open_clip, in its order of preference
 MAX_FILE_BYTES = 1 << 27  # the limit for an image: a JPEG within the limit of pixels is far smaller
 MAX_TEXT_BYTES = 1 << 20
@@ -229,7 +230,7 @@ def _group(
             wanted = position >= start and index not in unusable and not is_link
             if suffix in IMAGE_SUFFIXES:
                 wanted = wanted and images
-                if can_seek:
+                if can_seek and not is_link:
                     places[suffix] = info.offset_data, info.size
             members[suffix] = _content(tar, info, suffix) if wanted else None
     except tars.ERRORS:
@@ -241,6 +242,5 @@ def _group(
 
 
 def _content(tar: tarfile.TarFile, info: tarfile.TarInfo, suffix: str) -> bytes | None:
-    texts = suffix in (TEXT_SUFFIX, JSON_SUFFIX)
-    limit = MAX_TEXT_BYTES if texts else MAX_FILE_BYTES if suffix in IMAGE_SUFFIXES else -1
+    limit = MAX_TEXT_BYTES if suffix in TEXT_SUFFIXES else MAX_FILE_BYTES if suffix in IMAGE_SUFFIXES else -1
     return None if info.size > limit else tars.content(tar, info)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import open_clip
 
 from ..ambiguity import Bank
-from ..evaluation.datasets import read_captioned
-from ..evaluation.encode import Encoder
+from ..data.captioned import read_captioned
+from ..encode.encode import Encoder
 from ..gaussian import Gaussian
 from ..models.pcmepp import ProbabilisticModel
 from .command import HELD_OUT, MODEL, Seed

@@ -1,13 +1,45 @@
 """The distances by which a model's retrieval and classification are evaluated: the columns of the tables."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from ..ambiguity import Bank, BankEntailment, Calibration, HubnessCorrected
 from ..distances import Distance, Entailment, MatchProbability, by_name
+from ..encode.encode import Encoder
 from ..models.pcmepp import ProbabilisticModel
 
 
+@dataclass
+class EvaluatedModel(Encoder):
+    """A model that encodes, with all that its results are ranked and judged by.
+
+    Arguments:
+        bank: reference pairs of the model, or None.
+        calibration: of the probability of a pair, or None.
+        also: names of distances to rank by in addition to the default ones.
+    """
+
+    bank: Bank | None = None
+    calibration: Calibration | None = None
+    also: Sequence[str] = ()
+
+    @property
+    def distance(self) -> str:
+        """The name of the distance that the model was trained to rank by."""
+        return self.model.pcmepp_cfg.ranks_by if isinstance(self.model, ProbabilisticModel) else "cosine"
+
+    @property
+    def distances(self) -> dict[str, Distance]:
+        """The distances that items are ranked by, see `columns`: the cosine alone where only the means count, and
+        those of the bank, if there is one."""
+        distances = columns(self.model, self.scale, self.also) if self.probabilistic else by_name(["cosine"])
+        if self.bank is not None:
+            distances |= {"bank": HubnessCorrected(self.bank), "bank_entailment": BankEntailment(self.bank)}
+        return distances
+
+
 def columns(model: ProbabilisticModel, clip_scale: float, also: Sequence[str] = ()) -> dict[str, Distance]:
-    """The distances that are ranked by default, the one that the model is trained to rank by, and those of `also`.
+    """Return the default distances, the one that the model is trained to rank by, and those of `also`.
 
     The weight of the entailment score follows from the model's scales, so a model whose loss does not train the scale
     of CLIP has no such column. The match probability of a model that was trained with PCME is by its own a and b.
@@ -17,13 +49,13 @@ def columns(model: ProbabilisticModel, clip_scale: float, also: Sequence[str] = 
         also: names of registered distances.
     """
     cfg = model.pcmepp_cfg
-    found = by_name() | by_name([cfg.ranks_by, *also])
+    distances = by_name() | by_name([cfg.ranks_by, *also])
     if cfg.trains_clip_scale:
-        found["entailment"] = Entailment.of_scales(model.match_scale.item(), clip_scale)
+        distances["entailment"] = Entailment.of_scales(model.match_scale.item(), clip_scale)
     elif "entailment" not in also:
-        del found["entailment"]
+        del distances["entailment"]
     if cfg.ranks_by == "match_probability" and not cfg.trains_matching:
-        found["match_probability"] = MatchProbability(
+        distances["match_probability"] = MatchProbability(
             model.match_scale.item(), model.match_shift.item(), cfg.pcme_samples
         )
-    return found
+    return distances

@@ -7,20 +7,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..ambiguity import Bank, Calibration
-from ..ambiguity.store import BANK_FILE, CALIBRATION_FILE, load_calibration
-from ..host.repos import file_beside
+from ..ambiguity.store import CALIBRATION_FILE, check_calibration, find_bank, find_calibration
+from ..data.captioned import Captioned, read_captioned
+from ..encode.encode import process_group
+from ..encode.load import has_random_weights, load_model, other_noise, recorded_history
 from ..models.pcmepp import ProbabilisticModel
 from ..reports import report
 from ..system import files
 from ..system.version import __version__
 from . import coco, pages, pictures, questions
-from .datasets import Captioned, Labelled, read_captioned, read_karpathy, read_labelled
-from .encode import Encoder, process_group
-from .hierarchies import Hierarchies, read_hierarcaps, read_himo
-from .loading import LoadedModel, has_random_weights, load_model
-from .noisy_pairs import read_noisy_pairs
-from .recorded import other_noise, recorded_history
+from .columns import EvaluatedModel
+from .datasets import Hierarchies, Labelled, read_hierarcaps, read_himo, read_karpathy, read_labelled, read_noisy_pairs
 from .tasks import TaskResult, evaluate_correspondence, evaluate_retrieval, evaluate_vagueness, evaluate_zeroshot
 
 
@@ -91,12 +88,14 @@ def _named(texts: list[str], flag: str) -> list[tuple[str, str]]:
     return list(places.items())
 
 
-def load(args: argparse.Namespace) -> tuple[Encoder, list[str]]:
+def load(args: argparse.Namespace) -> tuple[EvaluatedModel, list[str]]:
     """Load the model, ready to encode, and return it with the notes that its results need."""
     loaded = load_model(args.model, args.pretrained, args.device)
     if args.distances and not loaded.probabilistic:
         raise ValueError(f"--distances needs trained log-variances, which {args.model} lacks: drop it.")
-    bank = _bank(args, loaded)
+    bank, calibration = find_bank(loaded, args.bank), find_calibration(loaded, args.calibration)
+    if calibration is not None:
+        check_calibration(calibration, loaded, bank, str(args.calibration or loaded.file_beside(CALIBRATION_FILE)))
     by = "its means" if bank is None else "its means and its bank"
     notes = []
     if has_random_weights(args.model, args.pretrained):
@@ -108,7 +107,7 @@ def load(args: argparse.Namespace) -> tuple[Encoder, list[str]]:
             "The log-variance branch is untrained, so its uncertainty means nothing: the model is evaluated by "
             f"{by} alone."
         )
-    encoder = Encoder(
+    encoder = EvaluatedModel(
         loaded.model,
         loaded.preprocess,
         loaded.tokenizer,
@@ -120,32 +119,15 @@ def load(args: argparse.Namespace) -> tuple[Encoder, list[str]]:
         workers=args.workers,
         upright=args.exif_orientation,
         bank=bank,
-        calibration=_calibration(args, loaded, bank),
+        calibration=calibration,
         also=args.distances,
     )
     return encoder, notes
 
 
-def _bank(args: argparse.Namespace, loaded: LoadedModel) -> Bank | None:
-    path = args.bank or _beside_weights(args, BANK_FILE)
-    return None if path is None else loaded.load_bank(path)
-
-
-def _calibration(args: argparse.Namespace, loaded: LoadedModel, bank: Bank | None) -> Calibration | None:
-    path = args.calibration or _beside_weights(args, CALIBRATION_FILE)
-    if path is None:
-        return None
-    calibration = load_calibration(path)
-    loaded.check_calibration(calibration, bank, str(path))
-    return calibration
-
-
-def _beside_weights(args: argparse.Namespace, name: str) -> Path | None:
-    """The file of that name beside the weights of a `local-dir:` or `hf-hub:` model, where these are used."""
-    return None if args.pretrained else file_beside(args.model, name)
-
-
-def write_results(args: argparse.Namespace, encoder: Encoder, results: list[TaskResult], notes: list[str]) -> None:
+def write_results(
+    args: argparse.Namespace, encoder: EvaluatedModel, results: list[TaskResult], notes: list[str]
+) -> None:
     """Write metrics.csv, the tables on the terminal, the report and, when all else is there, results.json."""
     content: dict[str, Any] = {
         "pcmepp": __version__,

@@ -1,4 +1,4 @@
-"""What there is to evaluate on: where each image lies, its captions or its class. No image is read here.
+"""The data to evaluate on: where each image lies, its captions or its class. No image is read here.
 
 A folder in clip_benchmark's layout serves both tools:
 
@@ -8,39 +8,41 @@ A folder in clip_benchmark's layout serves both tools:
     FOLDER/test/CLASS/*.jpg        in place of shards; CLASS is a line of classnames.txt or its number
     FOLDER/test/matches.json       optional: {"images_of_caption": [[0, 7], ...]}, all images that a caption truly fits
 
-A sample's .json may hold "captions" in place of the .txt, and any other facts, which are kept.
+A sample's .json may hold "captions" in place of the .txt, and any other facts, which are kept. Chains of captions from
+vague to exact are read as they are published:
+
+    HierarCaps    hierarcaps_test.csv: a row has `captions`, four of them with " => " between, and `image_url`, which
+                  ends in the name of an image of COCO's val2014
+    HiMo-DOCCI    himo_docci_data.json: a line is {"img_path": "test_00000.jpg", "caption": ["...", "...", ...]}
 """
 
+import csv
 import json
 import string
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from ..data.caption_table import check_local, check_readable, read_table
+from ..data.captioned import (
+    Captioned,
+    Facts,
+    ImageRef,
+    facts_of,
+    image_file,
+    is_other_image,
+    locate_samples,
+    shards_of_folder,
+    split_lines,
+)
+from ..data.noise import exchange
 from ..data.shards import IMAGE_SUFFIXES
-from ..data.sources import shown
-from .samples import ImageRef, image_file, is_other_image, locate_samples, shards_of_folder, shards_of_pattern
+from ..data.sizes import read_sizes
+from ..data.sources import label, local_path, parse_sources, shown
 
-Facts = dict[str, Any]
-
-
-@dataclass
-class Captioned:
-    """Images with one or more captions each, in reading order; captions are counted through all images."""
-
-    images: list[ImageRef] = field(default_factory=list)
-    captions: list[str] = field(default_factory=list)
-    image_of_caption: list[int] = field(default_factory=list)
-    facts: list[Facts] = field(default_factory=list)  # of each image, with its "key"
-    images_of_caption: list[list[int]] | None = None  # the true matches, where they are known
-    coco_images: list[int] | None = None  # COCO's ids, where it is COCO
-    coco_captions: list[int] | None = None
-
-    def add(self, image: ImageRef, captions: list[str], facts: Facts) -> None:
-        self.image_of_caption += [len(self.images)] * len(captions)
-        self.images.append(image)
-        self.captions += captions
-        self.facts.append(facts)
+DEPTHS = 4  # of HierarCaps
+MAX_FIELD = 1 << 20  # characters of a field of a CSV file
 
 
 @dataclass
@@ -58,38 +60,8 @@ class _MissingImage(ValueError):
     pass
 
 
-def read_captioned(where: str, split: str = "test", flag: str = "--retrieval") -> Captioned:
-    """The images and captions of a folder in clip_benchmark's layout, or of a pattern of shards."""
-    folder = Path(where)
-    shards = shards_of_folder(folder, split, flag) if folder.is_dir() else shards_of_pattern(where, flag)
-    found = captioned_shards(shards, where, flag)
-    if (matches := folder / split / "matches.json").is_file():
-        found.images_of_caption = _matches(matches, found, flag)
-    return found
-
-
-def captioned_shards(shards: list[str], where: str, flag: str) -> Captioned:
-    """The images and captions of shards. Whatever would leave out an image is a ValueError.
-
-    Arguments:
-        where, flag: the shards as they were given, and by which flag, for messages.
-    """
-    found = Captioned()
-    for key, image, members in locate_samples(shards, flag):
-        facts = _facts(members, key, flag)
-        captions = _captions(facts.pop("captions", None), members, key, flag)
-        if not captions:
-            raise ValueError(
-                f"{flag} {where}: the image {shown(key)} has no caption; each needs a .txt with one caption per line."
-            )
-        found.add(image, captions, facts)
-    if not found.images:
-        raise ValueError(f"{flag} {where}: there are no images in it.")
-    return found
-
-
 def read_labelled(where: str, split: str = "test", flag: str = "--zeroshot") -> Labelled:
-    """The images and classes of a folder in clip_benchmark's layout, or of a folder with one subfolder per class."""
+    """Read the images and classes of a folder in clip_benchmark's layout, or with one subfolder per class."""
     folder = Path(where)
     if not folder.is_dir():
         raise ValueError(f"{flag} {where}: there is no such folder.")
@@ -100,29 +72,29 @@ def read_labelled(where: str, split: str = "test", flag: str = "--zeroshot") -> 
         return _image_folder(folder, split, classes, templates, flag)
     if not classes:
         raise ValueError(f"{flag} {where}: it has no classes; put their names into classnames.txt, one per line.")
-    found = Labelled(classes, templates)
+    data = Labelled(classes, templates)
     for key, image, members in locate_samples(shards_of_folder(folder, split, flag), flag):
-        label = members.get("cls", b"").decode("ascii", "replace").strip()
-        if not label.isdigit() or len(label) > 18 or int(label) >= len(classes):
+        index = members.get("cls", b"").decode("ascii", "replace").strip()
+        if not index.isdigit() or len(index) > 18 or int(index) >= len(classes):
             raise ValueError(
-                f"{flag} {where}: the image {shown(key)} is of no class (its .cls is '{shown(label)}'); "
+                f"{flag} {where}: the image {shown(key)} is of no class (its .cls is '{shown(index)}'); "
                 f"it must be an index from 0 to {len(classes) - 1}."
             )
-        found.images.append(image)
-        found.labels.append(int(label))
-        found.facts.append(_facts(members, key, flag))
-    if not found.images:
+        data.images.append(image)
+        data.labels.append(int(index))
+        data.facts.append(facts_of(members, key, flag))
+    if not data.images:
         raise ValueError(f"{flag} {where}: there are no images in it.")
-    return found
+    return data
 
 
 def read_karpathy(annotations: str, images: str, split: str = "test") -> Captioned:
-    """COCO captions in Karpathy's split: dataset_coco.json, and the folder with COCO's val2014 (and train2014)."""
+    """Read COCO captions in Karpathy's split: dataset_coco.json, and the folder with COCO's val2014 (and train2014)."""
     try:
         entries = json.loads(Path(annotations).read_text(encoding="utf-8"))["images"]
         entries = [entry for entry in entries if entry["split"] == split]
-        found = Captioned(coco_images=[], coco_captions=[])
-        assert found.coco_images is not None and found.coco_captions is not None
+        data = Captioned(coco_images=[], coco_captions=[])
+        assert data.coco_images is not None and data.coco_captions is not None
         for entry in entries:
             path = Path(images) / entry.get("filepath", "") / entry["filename"]
             if not path.is_file():
@@ -132,41 +104,22 @@ def read_karpathy(annotations: str, images: str, split: str = "test") -> Caption
             sentences = entry["sentences"]
             captions = [" ".join(sentence["raw"].split()) for sentence in sentences]
             image_id, caption_ids = int(entry["cocoid"]), [int(sentence["sentid"]) for sentence in sentences]
-            found.add(image_file(path), captions, {"key": path.stem})
-            found.coco_images.append(image_id)
-            found.coco_captions += caption_ids
+            data.add(image_file(path), captions, {"key": path.stem})
+            data.coco_images.append(image_id)
+            data.coco_captions += caption_ids
     except _MissingImage:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"--coco {annotations}: it is not Karpathy's dataset_coco.json ({type(error).__name__}: {error})."
         ) from None
-    if not found.images:
+    if not data.images:
         raise ValueError(f"--coco {annotations}: it has no images of the split '{split}'.")
-    return found
-
-
-def _facts(members: dict[str, bytes], key: str, flag: str) -> Facts:
-    try:
-        facts = json.loads(members.get("json", b"{}"))
-    except (ValueError, RecursionError):
-        raise ValueError(f"{flag}: the .json of the image {shown(key)} is not JSON.") from None
-    return {"key": key, **(facts if isinstance(facts, dict) else {})}
-
-
-def _captions(given: Any, members: dict[str, bytes], key: str, flag: str) -> list[str]:
-    """Those of the .json, else the lines of the .txt, without blank ones."""
-    if given is None or given == []:
-        given = _split_lines(members.get("txt", b"").decode("utf-8", "replace"))
-    if not isinstance(given, list) or not all(isinstance(caption, str) for caption in given):
-        raise ValueError(
-            f'{flag}: the captions of the image {shown(key)} must be a list of texts, as in ["a dog", "a black dog"].'
-        )
-    return [caption.strip() for caption in given if caption.strip()]
+    return data
 
 
 def _check_template(template: str, where: str) -> None:
-    """It is filled by str.format: anything but {c} would fail there, or reach into Python."""
+    """Check a template, which str.format fills: anything but {c} would fail there, or reach into Python."""
     try:
         fields = [(name, spec, conversion) for _, name, spec, conversion in string.Formatter().parse(template)]
         fields = [field for field in fields if field[0] is not None]
@@ -176,23 +129,6 @@ def _check_template(template: str, where: str) -> None:
         raise ValueError(f"{where}: the template '{shown(template)}' may have {{c}} for the class, no other braces.")
     if not fields:
         raise ValueError(f"{where}: the template '{shown(template)}' has no {{c}} for the class.")
-
-
-def _matches(path: Path, found: Captioned, flag: str) -> list[list[int]]:
-    try:
-        matches = json.loads(path.read_text(encoding="utf-8"))["images_of_caption"]
-        good = len(matches) == len(found.captions) and all(
-            all(type(i) is int and 0 <= i < len(found.images) for i in images) and own in images
-            for images, own in zip(matches, found.image_of_caption, strict=True)
-        )
-    except (ValueError, KeyError, TypeError, RecursionError):
-        good = False
-    if not good:
-        raise ValueError(
-            f"{flag}: {path} must hold, for each of the {len(found.captions)} captions in order, the indices of the "
-            "images it fits, its own among them."
-        )
-    return [sorted(set(images)) for images in matches]
 
 
 def _image_folder(
@@ -206,15 +142,15 @@ def _image_folder(
             "images for each class."
         )
     names = [path.name.replace("_", " ") for path in subfolders]
-    found = Labelled(classes or names, templates)
+    data = Labelled(classes or names, templates)
     labels = _labels(names, classes) if classes else range(len(names))
     if labels is None:
         raise ValueError(
-            f"{flag} {folder}: the {len(names)} subfolders of {root} do not pair with the {len(found.classes)} lines "
+            f"{flag} {folder}: the {len(names)} subfolders of {root} do not pair with the {len(data.classes)} lines "
             f"of {folder / 'classnames.txt'}: name each subfolder like its class, or number them from 0 in the order "
             "of the lines; without classnames.txt the subfolders name the classes."
         )
-    for label, subfolder in zip(labels, subfolders, strict=True):
+    for index, subfolder in zip(labels, subfolders, strict=True):
         for path in sorted(subfolder.rglob("*")):
             if is_other_image(path.name) and path.is_file():
                 raise ValueError(
@@ -222,12 +158,12 @@ def _image_folder(
                     f"(.{', .'.join(IMAGE_SUFFIXES)}): convert it, or take it out."
                 )
             if path.suffix.lower().lstrip(".") in IMAGE_SUFFIXES:
-                found.images.append(image_file(path))
-                found.labels.append(label)
-                found.facts.append({"key": str(path.relative_to(root))})
-    if not found.images:
+                data.images.append(image_file(path))
+                data.labels.append(index)
+                data.facts.append({"key": str(path.relative_to(root))})
+    if not data.images:
         raise ValueError(f"{flag} {folder}: there are no images in the subfolders of its classes.")
-    return found
+    return data
 
 
 def _labels(names: list[str], classes: list[str]) -> list[int] | None:
@@ -243,12 +179,6 @@ def _labels(names: list[str], classes: list[str]) -> list[int] | None:
     return None
 
 
-def _split_lines(text: str) -> list[str]:
-    """Return the lines of a text, stripped. Only \\n and \\r\\n end a line: `str.splitlines` splits captions at U+2028
-    and form feeds, too."""
-    return [line.strip() for line in text.split("\n")]
-
-
 def _lines(path: Path) -> list[str] | None:
     """Return the lines of a file without blank ones at its end; ValueError if another one is blank, since lines are
     counted."""
@@ -258,7 +188,111 @@ def _lines(path: Path) -> list[str] | None:
         text = path.read_bytes().decode().rstrip()
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not text in UTF-8.") from None
-    lines = _split_lines(text) if text else []
+    lines = split_lines(text) if text else []
     if "" in lines:
         raise ValueError(f"{path}: line {lines.index('') + 1} is blank: delete it, or write what belongs there.")
     return lines
+
+
+@dataclass
+class Hierarchies:
+    """Chains of captions; several may belong to one image. `images` is empty where none were given."""
+
+    chains: list[list[str]] = field(default_factory=list)
+    image_of_chain: list[int] = field(default_factory=list)
+    images: list[ImageRef] = field(default_factory=list)
+
+
+def read_hierarcaps(file: str, images: str | None, flag: str = "--hierarcaps") -> Hierarchies:
+    """Read the chains of HierarCaps' CSV file; `images` is COCO's val2014, or the folder that contains it."""
+
+    def rows() -> Iterator[tuple[list[str], str]]:
+        with open(file, encoding="utf-8", newline="") as lines:
+            for row in csv.DictReader(lines):
+                chain = [caption.strip() for caption in row["captions"].split("=>")]
+                if len(chain) != DEPTHS:
+                    raise ValueError(f"'{shown(row['captions'])}' has not {DEPTHS} captions with => between")
+                yield chain, PurePosixPath(row["image_url"]).name
+
+    return _read_chains(rows(), file, images, flag, "HierarCaps' hierarcaps_test.csv")
+
+
+def read_himo(file: str, images: str | None, flag: str = "--himo") -> Hierarchies:
+    """Read the chains of HiMo-DOCCI's file of one JSON object per line; `images` is the folder of DOCCI's images."""
+
+    def rows() -> Iterator[tuple[list[str], str]]:
+        with open(file, encoding="utf-8") as lines:
+            for line in filter(str.strip, lines):
+                row: Any = json.loads(line)
+                if not isinstance(row["caption"], list) or not all(isinstance(text, str) for text in row["caption"]):
+                    raise ValueError("a caption is not a list of texts")
+                yield [caption.strip() for caption in row["caption"]], PurePosixPath(row["img_path"]).name
+
+    return _read_chains(rows(), file, images, flag, "HiMo-CLIP's himo_docci_data.json")
+
+
+def _read_chains(
+    rows: Iterable[tuple[list[str], str]], file: str, images: str | None, flag: str, kind: str
+) -> Hierarchies:
+    data, names = Hierarchies(), dict[str, int]()
+    before = csv.field_size_limit(MAX_FIELD)
+    try:
+        for chain, name in rows:
+            if not chain or not all(chain):
+                raise ValueError("a caption is empty")
+            data.chains.append(chain)
+            data.image_of_chain.append(names.setdefault(name, len(names)))
+    except OSError as error:
+        raise ValueError(f"{flag} {file} cannot be read ({error.strerror}).") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, csv.Error) as error:
+        reason = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
+        raise ValueError(f"{flag} {file}: it is not {kind} ({reason}).") from None
+    finally:
+        csv.field_size_limit(before)
+    if not data.chains:
+        raise ValueError(f"{flag} {file}: there are no captions in it; give {kind}.")
+    if images is not None:
+        data.images = [_image(name, Path(images), f"{flag}-images") for name in names]
+    return data
+
+
+def _image(name: str, folder: Path, flag: str) -> ImageRef:
+    for path in (folder / name, folder / "val2014" / name):
+        if name and path.is_file():
+            return image_file(path)
+    raise ValueError(f"{flag} {folder}: {shown(name)} is not in it.")
+
+
+@dataclass
+class NoisyPairs:
+    """Images with one caption each, and whether it is that of another image."""
+
+    images: list[ImageRef]
+    captions: list[str]
+    wrong: list[bool]
+
+
+def read_noisy_pairs(pattern: str, ratio: float, seed: int, flag: str = "--noisy-pairs") -> tuple[str, NoisyPairs]:
+    """Return the names of the sources, and all pairs of counted local shards with their noise.
+
+    Arguments:
+        pattern: as in `--train-data`, whose noise depends on all sources and their order.
+        ratio, seed: of the noise.
+    """
+    sources = parse_sources(pattern, flag)
+    for source in sources:
+        check_local(source, flag)
+    sizes = [read_sizes(source) for source in sources]
+    givers = exchange(check_readable(sources, sizes, flag), ratio, seed)
+    if not givers:
+        raise ValueError(f"--noise-ratio {ratio:g} leaves all captions of {flag} where they are: raise it.")
+    samples = {sample.number: sample for sample in read_table(sources, sizes, every=False, progress=True)}
+    data = NoisyPairs([], [], [])
+    for number, sample in samples.items():
+        if sample.image is None:
+            raise ValueError(f"{flag}: {label(sample.shard)} is compressed: unpack it first, as with gunzip.")
+        giver = samples.get(givers.get(number, number), sample)
+        data.images.append(ImageRef(local_path(sample.shard), *sample.image))
+        data.captions.append(giver.captions[0])
+        data.wrong.append(giver is not sample)
+    return "+".join(source.name for source in sources), data

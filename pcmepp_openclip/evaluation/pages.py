@@ -1,7 +1,7 @@
 """The sections of a report and the table for the terminal, from the results of each task."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -71,12 +71,12 @@ def report_sections(results: Sequence[TaskResult]) -> Iterator[Section]:
 
 
 def shown_scores(result: TaskResult, query: QueryResults) -> list[str]:
-    """The scores in `SHOWN` that there are."""
+    """Return the scores in `SHOWN` that there are."""
     return [score for score in query.uncertainties(result.probabilistic) if score in SHOWN]
 
 
 def metric_frame(results: Sequence[TaskResult]) -> pd.DataFrame:
-    """Every metric as a row: the dataset, the task, the key in results.json, the fields of `Metric`."""
+    """Return every metric as a row: the dataset, the task, the key in results.json, the fields of `Metric`."""
     return pd.DataFrame(
         {"dataset": result.name, "task": result.task, "key": metric.key, **vars(metric)}
         for result in results
@@ -85,7 +85,7 @@ def metric_frame(results: Sequence[TaskResult]) -> pd.DataFrame:
 
 
 def task_table(result: TaskResult) -> pd.DataFrame:
-    """The metrics of the task, one row per metric and one column per distance, as text."""
+    """Return the metrics of the task, one row per metric and one column per distance, as text."""
     frame = metric_frame([result])
     if result.task == "vagueness":
         return _pivot(frame["name"], (frame.score + frame.distance).replace("", "uncertainty"), cells(frame))
@@ -97,8 +97,10 @@ def task_table(result: TaskResult) -> pd.DataFrame:
 
 
 def uncertainty_table(result: TaskResult, samples: str, score: str = "") -> pd.DataFrame:
-    """The metrics about the uncertainty of the images or the captions, or about another score: one column per kind of
-    hit, and a first column for those that have to do with none."""
+    """Return the metrics about the uncertainty of the images or the captions, or about another score.
+
+    There is one column per kind of hit, and a first column for metrics that have to do with none.
+    """
     frame = metric_frame([result])
     frame = frame[(frame.samples == samples) & (frame.score == score)]
     labels = (frame.group + " " + frame["name"]).str.strip()
@@ -107,7 +109,7 @@ def uncertainty_table(result: TaskResult, samples: str, score: str = "") -> pd.D
 
 
 def cells(frame: pd.DataFrame) -> pd.Series:
-    """The values as text, with their intervals."""
+    """Return the values as text, with their intervals."""
     columns = zip(frame.value, frame.low.astype(float), frame.high.astype(float), strict=True)
     return pd.Series([_with_interval(*cell) for cell in columns], frame.index, dtype=str)
 
@@ -118,14 +120,14 @@ def _with_interval(value: float, low: float, high: float) -> str:
 
 
 def _pivot(labels: pd.Series, columns: pd.Series, texts: pd.Series) -> pd.DataFrame:
-    """Texts by label and column, in the order in which these first occur."""
+    """Return texts by label and column, in the order in which these first occur."""
     frame = pd.DataFrame({"label": labels, "column": columns, "cell": texts})
     table = frame.pivot(index="label", columns="column", values="cell").fillna("")
     return table.loc[labels.unique(), columns.unique()].rename_axis(index=None, columns=None)
 
 
 def text_table(result: TaskResult) -> str:
-    """The numbers for the terminal."""
+    """Return the numbers for the terminal."""
     tables = [task_table(result)]
     for query in result.queries:
         for score in dict.fromkeys(["", *shown_scores(result, query)]):  # without uncertainties, the calibration error
@@ -165,7 +167,7 @@ def _reliability_plot(result: TaskResult, query: QueryResults) -> Plot:
 
 
 def _uncertainty(result: TaskResult, query: QueryResults, score: str, text: str) -> Section:
-    """The numbers and the plots of one score in `SHOWN`."""
+    """Return the numbers and the plots of one score in `SHOWN`."""
     uncertainty_N = query.uncertainties(result.probabilistic)[score]
     prefix = "-".join(filter(None, (result.task, result.name, query.samples, score)))
     drawn = [
@@ -180,7 +182,7 @@ def _uncertainty(result: TaskResult, query: QueryResults, score: str, text: str)
             "when the most uncertain are rejected; flat is chance",
         ),
     ]
-    if score == shown_scores(result, query)[0]:  # it is about neither of them
+    if score == shown_scores(result, query)[0]:  # the curve knows neither of them
         drawn.append(_reliability_plot(result, query))
     label = SHOWN[score]
     drawn.append(Plot(f"{prefix}-histogram", _histogram(query, uncertainty_N, label), "how uncertain the samples are"))
@@ -193,18 +195,15 @@ def _uncertainty(result: TaskResult, query: QueryResults, score: str, text: str)
 
 
 def _pairs(result: TaskResult) -> Section:
-    figure, axes = plots.new(x="probability of a pair", y="share of pairs")
-    axes.plot([0, 1], [0, 1], color=plots.INK, linewidth=0.8, linestyle=":")
-    for (score, (curve, _)), colour in zip(result.pairs.items(), COLOURS, strict=False):
-        axes.plot([x for x, _, _ in curve], [y for _, y, _ in curve], "o-", label=words_of(score), color=colour)
-    axes.legend(frameon=False, labelcolor=plots.INK)
+    curves = {words_of(score): curve for score, (curve, _) in result.pairs.items()}
+    figure = _calibration_plot(curves, "probability of a pair", "share of pairs")
     drawn = Plot(f"{result.task}-{result.name}-pairs", figure, "probability against truth; on the line they agree")
     table = _pair_table(result)
     return Section(f"{result.name}: probability of a pair", PAIRS, _rows(table), ["", *map(words_of, table)], [drawn])
 
 
 def _pair_table(result: TaskResult) -> pd.DataFrame:
-    """The metrics about pairs, one column per probability."""
+    """Return the metrics about pairs, one column per probability."""
     frame = metric_frame([result])
     frame = frame[frame.samples == "pairs"]
     return _pivot(frame["name"], frame.score, cells(frame))
@@ -215,7 +214,7 @@ def _rows(table: pd.DataFrame) -> list[list[str]]:
 
 
 def words_of(name: str) -> str:
-    """A metric's name to read, and to break where a line is short."""
+    """Return a metric's name to read, and to break where a line is short."""
     return name.replace("_", " ").replace("/", ": ").replace("=", " = ")
 
 
@@ -241,11 +240,17 @@ def _rejection(query: QueryResults, uncertainty_N: Tensor) -> Any:
 
 
 def _reliability(query: QueryResults) -> Any:
-    figure, axes = plots.new(x="confidence", y="hits")
+    confidence_N = query.confidences["max_softmax"]
+    curves = {name: uncertainty.reliability(confidence_N, hit)[0] for name, hit in query.hits.items()}
+    return _calibration_plot(curves, "confidence", "hits")
+
+
+def _calibration_plot(curves: Mapping[str, Sequence[tuple[float, float, float]]], x: str, y: str) -> Any:
+    """Draw the first two numbers of the points of each curve, and the diagonal on which both agree."""
+    figure, axes = plots.new(x=x, y=y)
     axes.plot([0, 1], [0, 1], color=plots.INK, linewidth=0.8, linestyle=":")
-    for (name, hit), colour in zip(query.hits.items(), COLOURS, strict=False):
-        found, _ = uncertainty.reliability(query.confidences["max_softmax"], hit)
-        axes.plot([x for x, _, _ in found], [y for _, y, _ in found], "o-", label=name, color=colour)
+    for (name, points), colour in zip(curves.items(), COLOURS, strict=False):
+        axes.plot([point[0] for point in points], [point[1] for point in points], "o-", label=name, color=colour)
     axes.legend(frameon=False, labelcolor=plots.INK)
     return figure
 
@@ -266,7 +271,7 @@ def _words(result: TaskResult, uncertainty_N: Tensor, label: str) -> Any:
 
 
 def number(value: float) -> str:
-    """With four digits, or a dash where it is not finite."""
+    """Return a number with four digits, or a dash where it is not finite."""
     if not math.isfinite(value):
         return "-"
     return f"{value:.4f}" if abs(value) < 10 else f"{value:.1f}"

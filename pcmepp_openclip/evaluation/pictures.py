@@ -1,17 +1,19 @@
 """The sections of a report in which one sees samples: uncertain and certain ones with what they find, images and
 captions in one plane, and the curves of the run that trained the model."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..data.decode import decode_image
+from ..distances import Distance
+from ..gaussian import Gaussian
 from ..reports import curves, plots
 from ..reports.report import Plot, Row, Section, Thumbnail
-from .examples import Example, examples, extremes
 from .pages import SHOWN, number, shown_scores
+from .retrieval import nearest
 from .tasks import CaptionedGaussians, QueryResults, TaskResult
 from .tsne import Plane, place
 
@@ -19,7 +21,7 @@ FOUND = 4  # items that are shown of what a sample finds
 PAIR_COLOURS = ("#2a8c86", "#c8742c", "#7a68b3", "#b3456b", "#6b8e23", "#3a74c4", "#a8842c", "#5c6670")
 AREAS = (25.0, 420.0)  # of the least and of the most uncertain item, in square points
 EXAMPLES = """\
-The number is the {label}. Beside each are the first {found} of the {size:,} {gallery} that it finds by the distance
+The number is the {label}. Beside each are the first {count} of the {size:,} {gallery} that it finds by the distance
 {distance}; those that it is paired with, or that are known to fit, have a tick."""
 TSNE = """\
 {shown} images, drawn at random, with their captions, and {background} others in grey: a square is an image, a dot a
@@ -30,7 +32,7 @@ TRAINING = "From the history of the run that wrote the checkpoint. A pseudo-posi
 
 
 def picture_sections(results: Sequence[TaskResult], count: int, tsne: int = 0, seed: int = 0) -> Iterator[Section]:
-    """What is shown of each task.
+    """Yield the sections that show the samples of each task.
 
     Arguments:
         count: samples at each end of the uncertainty, 0 for none.
@@ -46,11 +48,11 @@ def picture_sections(results: Sequence[TaskResult], count: int, tsne: int = 0, s
 
 
 def training_section(history: Sequence[Mapping[str, Any]]) -> Iterator[Section]:
-    """The curves of the run, if there are any."""
+    """Yield the curves of the run, if there are any."""
     drawn = {"training-loss": curves.loss(history), "training-pseudo-positives": curves.pseudo_positives(history)}
-    found = [Plot(name, figure) for name, figure in drawn.items() if figure is not None]
-    if found:
-        yield Section("Training", TRAINING, plots=found)
+    figures = [Plot(name, figure) for name, figure in drawn.items() if figure is not None]
+    if figures:
+        yield Section("Training", TRAINING, plots=figures)
 
 
 def _extremes(result: TaskResult, query: QueryResults, score: str, count: int) -> Iterator[Section]:
@@ -77,7 +79,7 @@ def _labelled(result: TaskResult, index: int, value: float) -> Thumbnail:
 def _explanation(encoded: CaptionedGaussians, query: QueryResults, label: str) -> str:
     gallery = "captions" if query.samples == "images" else "images"
     size = len(getattr(encoded, gallery).mean)
-    return EXAMPLES.format(label=label, found=min(FOUND, size), size=size, gallery=gallery, distance=encoded.distance)
+    return EXAMPLES.format(label=label, count=min(FOUND, size), size=size, gallery=gallery, distance=encoded.distance)
 
 
 def _with_found(
@@ -89,6 +91,43 @@ def _with_found(
     own, gallery = sides if query.samples == "images" else sides[::-1]
     row = _image_row if query.samples == "images" else _caption_row
     return [row(encoded, example) for example in examples(uncertainty_N, indices, own, gallery, measure, FOUND)]
+
+
+class Example(NamedTuple):
+    """The index of a query, its uncertainty, and the indices of the items that it finds, nearest first."""
+
+    query: int
+    uncertainty: float
+    found: list[int]
+
+
+def extremes(uncertainty_N: Tensor, count: int, same: Sequence[Hashable] | None = None) -> tuple[list[int], list[int]]:
+    """Indices of the most uncertain samples, the most uncertain first, and of the least uncertain ones, the least
+    uncertain first: `count` of each, fewer where there are not twice as many.
+
+    Arguments:
+        same: for each sample what it is; of equal ones only the first counts.
+    """
+    kept = list(range(len(uncertainty_N)))
+    if same is not None:
+        kept = sorted({what: i for i, what in reversed(list(enumerate(same)))}.values())
+    order = [kept[i] for i in uncertainty_N[kept].argsort(descending=True, stable=True).tolist()]
+    return order[:count], order[count:][::-1][:count]
+
+
+def examples(
+    uncertainty_N: Tensor, indices: Sequence[int], query: Gaussian, gallery: Gaussian, distance: Distance, k: int
+) -> list[Example]:
+    """The queries at `indices` with the `k` items that each finds.
+
+    Arguments:
+        uncertainty_N: of all queries.
+        query, gallery: all Gaussians, [N, D] and [M, D].
+        distance: to be called with the queries first.
+    """
+    chosen = Gaussian(query.mean[list(indices)], query.logvar[list(indices)])
+    found_nk = torch.cat(list(nearest(chosen, gallery, distance, k))).tolist() if len(indices) else []
+    return [Example(i, uncertainty_N[i].item(), found) for i, found in zip(indices, found_nk, strict=True)]
 
 
 def _image_row(encoded: CaptionedGaussians, example: Example) -> Row:

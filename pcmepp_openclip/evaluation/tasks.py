@@ -14,21 +14,19 @@ import torch
 from torch import Tensor
 
 from ..ambiguity.bank import IMAGES, TEXTS, Bank
+from ..data.captioned import Captioned, ImageRef
 from ..distances import Distance
 from ..distances.approximate import approximate_distances
 from ..gaussian import Gaussian
 from . import coco, conformal, correspondence, neighbours, uncertainty, vagueness
-from .datasets import Captioned, Labelled
-from .encode import Encoder
+from .columns import EvaluatedModel
+from .datasets import Hierarchies, Labelled, NoisyPairs
 from .failure import confidences, failure
-from .hierarchies import Hierarchies
 from .levels import levels
 from .metric import Metric, as_dict
-from .noisy_pairs import NoisyPairs
 from .pairs import Curve, reliabilities
 from .pairs import pairs as pair_metrics
 from .retrieval import Ranking, invert, rankings, retrieval_metrics
-from .samples import ImageRef
 from .zeroshot import predict, weighted, zeroshot
 
 STANDARD_PROMPT = "a photo of a {c}."
@@ -54,10 +52,10 @@ class QueryResults:
     confidences: dict[str, Tensor]
 
     def uncertainties(self, probabilistic: bool) -> dict[str, Tensor]:
-        """What is judged as an uncertainty, [N] each, by the `score` of `Metric`: that of the model as "", if it has
+        """Return the uncertainties to judge, [N] each, by the `score` of `Metric`: that of the model as "", if it has
         one, and those of the bank."""
-        found = {"": self.uncertainty} if probabilistic else {}
-        return found | {score: -self.confidences[score] for score in BANK_SCORES if score in self.confidences}
+        own = {"": self.uncertainty} if probabilistic else {}
+        return own | {score: -self.confidences[score] for score in BANK_SCORES if score in self.confidences}
 
 
 @dataclass
@@ -98,7 +96,7 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class CaptionedGaussians:
-    """What an evaluator of retrieval gets.
+    """The input of an evaluator of retrieval.
 
     Arguments:
         data: the captions, which image each belongs to, and what else is known of them.
@@ -125,14 +123,14 @@ class CaptionedGaussians:
     distance: str = "cosine"
 
     def fits(self, image: int, caption: int) -> bool:
-        """Whether they are a pair, or are known to fit."""
+        """Return whether they are a pair, or are known to fit."""
         known = self.data.images_of_caption
         return self.data.image_of_caption[caption] == image or (known is not None and image in known[caption])
 
 
 @dataclass(frozen=True)
 class LabelledGaussians:
-    """What an evaluator of zero-shot classification gets.
+    """The input of an evaluator of zero-shot classification.
 
     Arguments:
         data: the labels, classes and prompt templates.
@@ -159,21 +157,26 @@ class LabelledGaussians:
 
 
 def evaluate_retrieval(
-    encoder: Encoder, name: str, data: Captioned, rank: int = 0, crops: bool = False, ann: bool = False
+    encoder: EvaluatedModel, name: str, data: Captioned, rank: int = 0, crops: bool = False, ann: bool = False
 ) -> TaskResult | None:
-    """`crops`: encode a centre crop of each image too. `ann`: also search by an approximate index over the means."""
+    """Encode a dataset and run the evaluators of retrieval on it.
+
+    Arguments:
+        crops: encode a centre crop of each image too.
+        ann: also search by an approximate index over the means.
+    """
     images = encoder.images(data.images, f"{name}-images")
     cropped = _cropped(encoder, name, data.images) if crops else None
     texts = encoder.texts(data.captions, f"{name}-captions")
     if rank:
         return None
     distances = encoder.distances | (approximate_distances() if ann else {})
-    found = rankings(images, texts, data.image_of_caption, data.images_of_caption, distances)
+    ranked = rankings(images, texts, data.image_of_caption, data.images_of_caption, distances)
     queries = []
     for samples, of, query, gallery in (("images", IMAGES, images, texts), ("captions", TEXTS, texts, images)):
         hits = {
             label: hit
-            for ranking in found
+            for ranking in ranked
             if ranking.samples == samples and ranking.distance in ("cosine", encoder.distance)
             for label, hit in ranking.hits.items()
         }
@@ -189,14 +192,13 @@ def evaluate_retrieval(
             results.hits["coco_1k_csd_R@1"] = hit
     judged = {}
     if encoder.calibration is not None:
-        about = data.image_of_caption, encoder.scale, encoder.bank
-        judged = reliabilities(encoder.calibration, images, texts, *about)
+        judged = reliabilities(encoder.calibration, images, texts, data.image_of_caption, encoder.scale, encoder.bank)
     encoded = CaptionedGaussians(
         data,
         images,
         texts,
         encoder.probabilistic,
-        found,
+        ranked,
         queries,
         eccv_caption,
         cropped,
@@ -209,9 +211,13 @@ def evaluate_retrieval(
 
 
 def evaluate_zeroshot(
-    encoder: Encoder, name: str, data: Labelled, validation: Labelled | None, rank: int = 0, crops: bool = False
+    encoder: EvaluatedModel, name: str, data: Labelled, validation: Labelled | None, rank: int = 0, crops: bool = False
 ) -> TaskResult | None:
-    """`crops`: encode a centre crop of each image too."""
+    """Encode a dataset and run the evaluators of zero-shot classification on it.
+
+    Arguments:
+        crops: encode a centre crop of each image too.
+    """
     templates = data.templates or [template("{c}") for template in open_clip.OPENAI_IMAGENET_TEMPLATES]
     images = encoder.images(data.images, f"{name}-images")
     cropped = _cropped(encoder, name, data.images) if crops else None
@@ -229,16 +235,30 @@ def evaluate_zeroshot(
     sure = _by_bank(encoder.bank, images.mean, IMAGES, classifier)
     sure |= confidences(images.mean, classifier, encoder.scale)
     queries = [QueryResults("images", images.uncertainty, {"accuracy": hit}, sure)]
-    about = known, encoder.probabilistic, queries, cropped, encoder.distances, encoder.bank
-    encoded = LabelledGaussians(data, images, prompts_CTD, one_prompt, *about)
+    encoded = LabelledGaussians(
+        data,
+        images,
+        prompts_CTD,
+        one_prompt,
+        known,
+        encoder.probabilistic,
+        queries,
+        cropped,
+        encoder.distances,
+        encoder.bank,
+    )
     metrics = [metric for evaluate in ZEROSHOT_EVALUATORS.values() for metric in evaluate(encoded)]
     return TaskResult(name, "zeroshot", data, metrics, encoder.probabilistic, queries)
 
 
 def evaluate_vagueness(
-    encoder: Encoder, name: str, data: Hierarchies, rank: int = 0, himo: bool = False
+    encoder: EvaluatedModel, name: str, data: Hierarchies, rank: int = 0, himo: bool = False
 ) -> TaskResult | None:
-    """`himo`: compute HiMo@K, in place of the traversal of HierarCaps."""
+    """Encode chains of captions and judge their order.
+
+    Arguments:
+        himo: compute HiMo@K, in place of the traversal of HierarCaps.
+    """
     texts = encoder.texts([caption for chain in data.chains for caption in chain], f"{name}-captions")
     root = encoder.texts([""], f"{name}-root")
     images = encoder.images(data.images, f"{name}-images") if data.images else None
@@ -253,7 +273,7 @@ def evaluate_vagueness(
     return TaskResult(name, "vagueness", data, metrics, encoder.probabilistic)
 
 
-def evaluate_correspondence(encoder: Encoder, name: str, data: NoisyPairs, rank: int = 0) -> TaskResult | None:
+def evaluate_correspondence(encoder: EvaluatedModel, name: str, data: NoisyPairs, rank: int = 0) -> TaskResult | None:
     images = encoder.images(data.images, f"{name}-pair-images")
     texts = encoder.texts(data.captions, f"{name}-pair-captions")
     if rank:
@@ -269,23 +289,23 @@ def evaluate_correspondence(encoder: Encoder, name: str, data: NoisyPairs, rank:
     return TaskResult(name, "correspondence", data, metrics, encoder.probabilistic)
 
 
-def _matching(encoder: Encoder) -> tuple[Distance, float, float] | None:
-    """d, a and b of the matching logit that a PCME++ model was trained with; None where it was trained with none."""
+def _matching(encoder: EvaluatedModel) -> tuple[Distance, float, float] | None:
+    """Return d, a and b of the matching logit that a PCME++ model was trained with; None where there was none."""
     model, measure = encoder.model, encoder.distances[encoder.distance]
     if model.pcmepp_cfg.trains_matching:
         return measure, model.match_scale.item(), model.match_shift.item()
     return (measure, 1.0, 0.0) if encoder.distance == "match_probability" else None  # PCME's has its a and b inside
 
 
-def _cropped(encoder: Encoder, name: str, places: Sequence[ImageRef]) -> Gaussian | None:
-    """What has no uncertainty needs no crops."""
+def _cropped(encoder: EvaluatedModel, name: str, places: Sequence[ImageRef]) -> Gaussian | None:
+    """Encode centre crops of the images; None for a model without uncertainties, which needs none."""
     if not encoder.probabilistic and encoder.bank is None:
         return None
     return encoder.images(places, f"{name}-crops", neighbours.crop_ratios(len(places)))
 
 
 def _by_bank(bank: Bank | None, mean_ND: Tensor, of: str, gallery_MD: Tensor) -> dict[str, Tensor]:
-    """`bank` and `bank_gallery` of `QueryResults.confidences`."""
+    """Return `bank` and `bank_gallery` of `QueryResults.confidences`."""
     if bank is None:
         return {}
     return {"bank": -bank.confusion(mean_ND, of), "bank_gallery": -bank.confusion(mean_ND, of, gallery_MD)}
@@ -380,10 +400,10 @@ def _conformal(encoded: CaptionedGaussians) -> Iterator[Metric]:
         yield from conformal.conformal(ranking, *sides[ranking.samples])
         label, query = f"{ranking.distance}_R@1", queries[ranking.samples]
         if label in query.hits:
-            about = len(gallery.mean), ranking.samples, label
+            key = len(gallery.mean), ranking.samples, label
             for score, uncertainty_N in query.uncertainties(encoded.probabilistic).items():
-                yield from conformal.conformal_levels(rank_N, uncertainty_N, *about, score)
-            yield from conformal.conformal_levels(rank_N, -query.confidences["max_softmax"], *about, "max_softmax")
+                yield from conformal.conformal_levels(rank_N, uncertainty_N, *key, score)
+            yield from conformal.conformal_levels(rank_N, -query.confidences["max_softmax"], *key, "max_softmax")
 
 
 def _pairs(encoded: CaptionedGaussians) -> Iterator[Metric]:

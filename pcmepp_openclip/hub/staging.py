@@ -11,8 +11,8 @@ import open_clip
 import torch
 
 from ..ambiguity import Calibration
-from ..ambiguity.store import BANK_FILE, CALIBRATION_FILE, load_calibration
-from ..evaluation.loading import load_model
+from ..ambiguity.store import BANK_FILE, CALIBRATION_FILE, check_calibration, find_bank, load_calibration
+from ..encode.load import load_model
 from ..host import config_check, names, never_ask, repos, tokenizers, weights
 from ..models import export
 from ..runs import checkpoints, record
@@ -247,12 +247,12 @@ def _stage_bank(request: PushRequest, folder: Path) -> tuple[int | None, Calibra
     try:
         loaded = load_model(f"local-dir:{folder}", device="cpu")
         if BANK_FILE in sources:
-            bank = loaded.load_bank(folder / BANK_FILE)
+            bank = find_bank(loaded)
         if CALIBRATION_FILE in sources:
             calibration = load_calibration(folder / CALIBRATION_FILE)
             if calibration.estimator == "bank" and bank is None:
                 raise ValueError(f"{sources[CALIBRATION_FILE]} was fitted with a bank: push that too, by --bank FILE.")
-            loaded.check_calibration(calibration, bank, str(sources[CALIBRATION_FILE]))
+            check_calibration(calibration, loaded, bank, str(sources[CALIBRATION_FILE]))
     except ValueError as error:  # the user knows the files by their own names
         reason = str(error)
         for name, source in sources.items():

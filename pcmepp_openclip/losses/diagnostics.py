@@ -21,7 +21,6 @@ import math
 import torch
 from torch import Tensor
 
-from ..ambiguity.bank import renyi_entropy
 from .batch import PairBatch
 from .collectives import all_reduce
 from .fused import chunks
@@ -57,7 +56,7 @@ def calibration_diagnostics(batch: PairBatch) -> dict[str, Tensor]:
     row_entropy_n, columns = torch.empty_like(row_hubness_n), ColumnEntropy(t_ND)
     for rows in chunks(v_nD, N):
         z_rN = _without_own(v_nD[rows] @ t_ND.T * s, rows.start + first)
-        row_entropy_n[rows] = renyi_entropy(z_rN - column_hubness_N)
+        row_entropy_n[rows] = torch.special.entr((z_rN - column_hubness_N).log_softmax(dim=1).exp()).sum(dim=1)
         columns.add(z_rN.sub_(row_hubness_n[rows, None]))
 
     matches_nS = torch.stack([row_matches_n, all_reduce(column_matches_N, "sum")[own]], dim=1)

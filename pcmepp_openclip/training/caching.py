@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .. import cache, data
+from .. import data
+from ..encode import token_pass, tokens
 from .coordination import START_UP_TIMEOUT, Stopped
 from .hooks import TrainingHooks
 from .waits import StopAsked
@@ -39,20 +40,20 @@ def cached_data(
     hooks: TrainingHooks,
     folder: Path,
     spec: data.DataSpec,
-    towers: cache.Towers,
+    towers: tokens.Towers,
     preprocess_fns: Any,
     epoch: int,
     tokenizer: Any,
 ) -> Any:
-    """Return what `cache.train_data` returns. A request to stop during the first pass ends the run with exit code 75.
+    """Return what `tokens.train_data` returns. A request to stop during the first pass ends the run with exit code 75.
 
     Arguments:
         preprocess_fns: the image transforms of training and of validation.
     """
     ranks = RunningRanks(hooks)
     try:
-        return cache.train_data(folder, spec, towers, preprocess_fns[1], epoch, tokenizer, ranks)
-    except cache.Interrupted:
+        return tokens.train_data(folder, spec, towers, preprocess_fns[1], epoch, tokenizer, ranks)
+    except token_pass.Interrupted:
         logging.info("Cache: stopped before all tokens were computed; what is complete is kept.")
         hooks.coordinator.mark("stopped", "while tokens were cached")
         hooks.coordinator.gather(None)

@@ -23,10 +23,11 @@ from urllib.parse import urlsplit
 import open_clip
 import torch
 
-from .. import cache, data
+from .. import data
 from ..config import PCMEppCfg
 from ..data import build as data_build
 from ..distances import DISTANCES, trainable
+from ..encode import tokens
 from ..host import flags, never_ask, training
 from ..losses.terms import LOSSES, WEIGHT, loss_weights
 from ..runs import record
@@ -282,7 +283,7 @@ def run(args: argparse.Namespace, spec: data.DataSpec, rest: list[str]) -> int:
         assert loop is not None
         loop.augment = augment.batch_augmentation(args, tokenizer)
         if args.cache_tokens:
-            towers = cache.Towers(model, tower_config(args), args.precision, **training.computing(args))
+            towers = tokens.Towers(model, tower_config(args), args.precision, **training.computing(args))
             make_train = functools.partial(cached_data, loop, Path(args.cache_tokens), spec, towers)
         make_validation = validation_data.maker(data.ValidationFlags.from_args(args, spec.flags.val_data), args)
         makers = make_train, make_validation

@@ -8,7 +8,8 @@ from typing import Any
 
 import open_clip
 
-from .. import cache, data
+from .. import data
+from ..encode import tokens
 from ..host import weights
 from ..host.flags import (
     PlannedRun,
@@ -137,12 +138,12 @@ def _samples(run: PlannedRun, spec: data.DataSpec) -> tuple[int, list[tuple[str,
 
 def _cache(folder: Path, model: Any, samples: int) -> str:
     image, text = empty_batch(model)
-    footprint = cache.footprint_of(model.cache_image(image), model.cache_text(text))
-    images, texts = (cache.readable_size(samples * count) for count in footprint)
+    footprint = tokens.footprint_of(model.cache_image(image), model.cache_text(text))
+    images, texts = (tokens.readable_size(samples * count) for count in footprint)
     size = f"{folder}: {images} for images and at most {texts} for texts"
-    if cache.exists(folder):
+    if tokens.exists(folder):
         return f"{size}, some of it written already"
-    return f"{size}; {cache.readable_size(cache.check_room(folder, samples * footprint.total))} are free"
+    return f"{size}; {tokens.readable_size(tokens.check_room(folder, samples * footprint.total))} are free"
 
 
 def _output(run: PlannedRun) -> str:

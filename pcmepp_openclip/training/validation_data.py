@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from ..data import ValidationFlags, check_validation
-from ..evaluation.datasets import Captioned, captioned_shards
-from ..evaluation.image_loader import ImageDataset, image_batches
+from ..data.captioned import Captioned, captioned_shards
+from ..encode.images import ImageDataset, image_batches
 from ..host.data import validation_data
 
 FLAG = "--val-data"

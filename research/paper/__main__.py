@@ -25,9 +25,9 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from pcmepp_openclip.data.arguments import positive_number
+from pcmepp_openclip.data.captioned import read_captioned
 from pcmepp_openclip.demo.command import BATCH, cores
 from pcmepp_openclip.demo.dataset import CLASSES
-from pcmepp_openclip.evaluation.datasets import read_captioned
 from pcmepp_openclip.system.errors import RunFailed
 from pcmepp_openclip.system.files import check_folder
 from pcmepp_openclip.system.text import did_you_mean, flag_of

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TypeAlias
 
-from pcmepp_openclip.evaluation.datasets import Captioned
+from pcmepp_openclip.data.captioned import Captioned
 from pcmepp_openclip.evaluation.retrieval import KS, SAMPLES, invert
 
 Items: TypeAlias = Sequence[Sequence[int]]  # the items of each query

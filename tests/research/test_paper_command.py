@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from pcmepp_openclip import cli
-from pcmepp_openclip.evaluation.datasets import Captioned
+from pcmepp_openclip.data.captioned import Captioned
 from pcmepp_openclip.evaluation.retrieval import precisions
 from research.command import run as start
 from research.paper import __main__ as command

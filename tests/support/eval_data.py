@@ -7,6 +7,9 @@ from pathlib import Path
 
 from drawn_shards import COLOURS, SCENES, SHAPES, caption, draw
 
+from pcmepp_openclip import Gaussian
+from pcmepp_openclip.encode.store import Store
+
 CLASSES = [f"{colour} {shape}" for colour in COLOURS for shape in SHAPES]
 TEMPLATES = ["a {c}", "a drawing of a {c}.", "one {c} on white paper", "the {c}", "a small {c} somewhere", "{c}"]
 
@@ -50,6 +53,12 @@ def write_retrieval(folder: Path, scenes=SCENES[:48], matches: bool = False, cap
     if matches:
         (folder / "test/matches.json").write_text(json.dumps({"images_of_caption": true_matches(scenes)}))
     return folder
+
+
+def read_embeddings(path: Path) -> Gaussian | None:
+    """A file that `pcmepp eval` wrote; None if it is damaged."""
+    rows = Store(path.parent, path.parent.name.rpartition("-")[2]).read(path.stem)
+    return None if rows is None else Gaussian(**rows)
 
 
 def true_matches(scenes) -> list[list[int]]:

@@ -1,10 +1,10 @@
 """`pcmepp eval` for `ranks.py`: without figures, in chunks so small that a small dataset has work for several ranks."""
 
 from pcmepp_openclip.cli import run
-from pcmepp_openclip.evaluation import chunks
+from pcmepp_openclip.encode import encode
 from pcmepp_openclip.reports import report
 
-chunks.CHUNK = 16
+encode.CHUNK = 16
 report.write_report = lambda folder, *args: folder / "index.html"
 
 

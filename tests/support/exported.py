@@ -8,8 +8,15 @@ import torch.nn.functional as F
 from helpers import make_model, plain_config, plain_twin
 
 from pcmepp_openclip.ambiguity import Bank, Calibration
-from pcmepp_openclip.ambiguity.store import BANK_FILE, CALIBRATION_FILE, load_bank, save_bank, save_calibration
-from pcmepp_openclip.evaluation.loading import load_model
+from pcmepp_openclip.ambiguity.store import (
+    BANK_FILE,
+    CALIBRATION_FILE,
+    load_bank,
+    save_bank,
+    save_calibration,
+    source_of,
+)
+from pcmepp_openclip.encode.load import load_model
 from pcmepp_openclip.models.export import export_model
 
 
@@ -44,5 +51,5 @@ def add_bank(folder: Path, calibration: str | None = None) -> Bank:
 def add_calibration(folder: Path, calibration: Calibration) -> None:
     """Gives an exported model a calibration, as one that was fitted with it and with its bank."""
     bank = load_bank(folder) if calibration.estimator == "bank" else None
-    source = load_model(f"local-dir:{folder}").source_of(bank)
+    source = source_of(load_model(f"local-dir:{folder}"), bank)
     save_calibration(dataclasses.replace(calibration, source=source), folder / CALIBRATION_FILE)

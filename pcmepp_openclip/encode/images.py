@@ -8,12 +8,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import functional
 
+from ..data.captioned import ImageRef
 from ..data.decode import BadImage, decode_image
-from .samples import ImageRef
 
 
 class ImageDataset(Dataset):
-    """Images as their preprocessing gives them, pixels [C, H, W]. One that cannot be read is a ValueError.
+    """Images as their preprocessing gives them, pixels [C, H, W]. An image that cannot be read is a ValueError.
 
     Arguments:
         crops: for each image the side of the centre crop in its place, as a share of its own, or None.
@@ -38,14 +38,14 @@ class ImageDataset(Dataset):
 
 
 def centre_crop(pixels_CHW: Tensor, ratio: float) -> Tensor:
-    """The middle of an image, a square of `ratio` times its shorter side, at the size of the whole, [C, H, W]."""
+    """Return the middle of an image, a square of `ratio` times its shorter side, at the size of the whole."""
     size = list(pixels_CHW.shape[1:])
     side = max(1, round(min(size) * ratio))
     return functional.resize(functional.center_crop(pixels_CHW, [side, side]), size, antialias=True)
 
 
 def image_batches(data: ImageDataset, batches: Sequence[list[int]], workers: int, device: str) -> Iterator[Tensor]:
-    """The pixels of each batch of indices, [N, C, H, W], in the order of `batches`.
+    """Yield the pixels of each batch of indices, [N, C, H, W], in the order of `batches`.
 
     Arguments:
         workers: processes that decode; they work ahead of the caller, over the whole list. 0 for this process.

@@ -5,7 +5,6 @@ its share of that; the last part continues at the beginning of the permutation. 
 beginning of the permutation, whatever the number of ranks and the batch size: an epoch can be continued with others.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -13,16 +12,16 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from ..data.batches import Failure
+from ..data.batches import TEXT_MULTIPLE, Failure
 from ..data.plan import seed_for
 from ..models.cached import CachedTokens
-from .rows import Rows
+from .store import Row, Rows
 
 KIND = "cache"  # of the state in a checkpoint; other loaders have other kinds
 
 
-class Rest(NamedTuple):
-    """The part that is left of an epoch that was begun before a restart.
+class BegunEpoch(NamedTuple):
+    """An epoch that was begun before a restart.
 
     Arguments:
         seed: that its permutation follows from.
@@ -59,7 +58,7 @@ class EpochPlan:
         self.per_step = batch_size * world_size
         self.batches = -(-per_epoch // self.per_step)
         self._batch_size, self._rank, self._seed = batch_size, rank, seed
-        self._begun: Rest | None = None
+        self._begun: BegunEpoch | None = None
 
     def __iter__(self) -> Iterator[list[int]]:
         epoch, first_batch = self.position()
@@ -69,9 +68,9 @@ class EpochPlan:
             begin = rest.seen + (index - rest.first) * self.per_step + self._rank * self._batch_size
             yield order.take(range(begin, begin + self._batch_size), mode="wrap").tolist()
 
-    def rest_of(self, epoch: int) -> Rest:
-        """What is left of an epoch: all of it, unless it was begun before a restart."""
-        return self._begun if self._begun and self._begun.epoch == epoch else Rest(epoch, self._seed, 0, 0)
+    def rest_of(self, epoch: int) -> BegunEpoch:
+        """Return the rest of an epoch: all of it, unless it was begun before a restart."""
+        return self._begun if self._begun and self._begun.epoch == epoch else BegunEpoch(epoch, self._seed, 0, 0)
 
     def go_on(self, epoch: int, seed: int, seen: int, multiple_of: int) -> tuple[int, str]:
         """Continue an epoch with that seed, of which so many samples were seen: the first batch, and how."""
@@ -82,7 +81,7 @@ class EpochPlan:
             first = max(0, self.batches - -(-left // self.per_step)) // multiple_of * multiple_of
             again = (self.batches - first) * self.per_step - left
             how = f"with the {left} samples that were left, dealt out anew; {again} are seen again"
-        self._begun = Rest(epoch, seed, first, seen)
+        self._begun = BegunEpoch(epoch, seed, first, seen)
         return first, how
 
 
@@ -92,13 +91,14 @@ class CacheLoader:
     Arguments:
         rows: the samples.
         contents: a digest of which samples they are.
+        context_length, pad: of texts.
     """
 
-    def __init__(self, rows: Rows, contents: str, plan: EpochPlan, workers: int):
+    def __init__(self, rows: Rows, contents: str, plan: EpochPlan, workers: int, context_length: int, pad: int):
         self._contents, self._plan = contents, plan
         self.num_batches, self.num_samples = plan.batches, plan.batches * plan.per_step
         self._loader: DataLoader = DataLoader(
-            _Batches(rows),
+            _Batches(rows, context_length, pad),
             batch_size=None,
             sampler=plan,  # a batch is asked for by its samples, so the order is the same for any workers
             num_workers=workers,
@@ -117,7 +117,7 @@ class CacheLoader:
             yield batch
 
     def state(self, batches: int) -> dict[str, Any]:
-        """What `resume` needs to continue after `batches` batches of this epoch, in plain types for a checkpoint."""
+        """Return the state by which `resume` continues after `batches` batches of this epoch, in plain types."""
         rest = self._plan.rest_of(self._plan.position()[0])
         seen = rest.seen + (batches - rest.first) * self._plan.per_step
         return {"kind": KIND, "contents": self._contents, "seed": rest.seed, "seen": seen}
@@ -132,28 +132,37 @@ class CacheLoader:
 
 
 def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
-    """The numbers below `count` in a random order. It sorts raw random bits, since numpy promises that these stay the
-    same in all of its versions, which it does not for its own permutations."""
+    """Return the numbers below `count` in a random order. It sorts raw random bits: numpy promises that these stay
+    the same in all of its versions, which it does not for its own permutations."""
     bits = np.random.PCG64(seed_for("cache", seed, epoch)).random_raw(count)
     return np.argsort(bits, kind="stable")
 
 
-def contents_of(identity: str, counts: Sequence[int]) -> str:
-    """A digest of which samples a cache holds."""
-    return hashlib.sha256(repr((identity, list(counts))).encode()).hexdigest()[:32]
-
-
 class _Batches(Dataset):
-    """Batches by the numbers of their samples: what runs in a worker."""
+    """Batches by the numbers of their samples, as a worker makes them."""
 
-    def __init__(self, rows: Rows):
-        self.rows = rows
+    def __init__(self, rows: Rows, context_length: int, pad: int):
+        self.rows, self.context_length, self.pad = rows, context_length, pad
 
     def __getitem__(self, numbers: list[int]) -> tuple[CachedTokens, CachedTokens] | Failure:
         try:
-            return self.rows[numbers]
+            return batch_of(self.rows[numbers], self.context_length, self.pad)
         except ValueError as error:  # which would arrive as the traceback of a worker
             return Failure(str(error))
+
+
+def batch_of(samples: Sequence[Row], context_length: int, pad: int) -> tuple[CachedTokens, CachedTokens]:
+    """Return images and texts as a batch, whose texts are padded to the longest of them."""
+    longest = max(len(sample["text_ids"]) for sample in samples)
+    length = min(context_length, -(-longest // TEXT_MULTIPLE) * TEXT_MULTIPLE)
+    more, width = len(samples[0]["text_x"]) - len(samples[0]["text_ids"]), samples[0]["text_x"].shape[1]
+    x_NLC = torch.zeros(len(samples), length + more, width, dtype=torch.float16)
+    text_NL = torch.full((len(samples), length), pad, dtype=torch.int64)
+    for i, sample in enumerate(samples):
+        x_NLC[i, : len(sample["text_x"])] = sample["text_x"]
+        text_NL[i, : len(sample["text_ids"])] = sample["text_ids"]
+    joined = {name: torch.cat([sample[name] for sample in samples]) for name in ("image_mean", "image_x", "text_mean")}
+    return CachedTokens(joined["image_mean"], joined["image_x"]), CachedTokens(joined["text_mean"], x_NLC, text_NL)
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -5,14 +5,13 @@ from pathlib import Path
 
 import torch
 
-from ..ambiguity import Bank
-from ..ambiguity.bank import TEXTS
-from ..ambiguity.store import BANK_FILE, CALIBRATION_FILE, save_bank
+from ..data.captioned import read_captioned
 from ..data.sources import shown
-from ..evaluation.datasets import read_captioned
-from ..evaluation.encode import cosine_scale
-from ..evaluation.loading import load_model
-from . import pairs
+from ..encode.load import load_model
+from . import Bank
+from . import command_pairs as pairs
+from .bank import TEXTS
+from .store import BANK_FILE, CALIBRATION_FILE, load_bank, save_bank
 
 EXAMPLES = 5
 
@@ -26,8 +25,8 @@ def main(args: argparse.Namespace) -> None:
     data = pairs.draw(data, args.size, args.seed, captions=1)
     loaded = load_model(args.model, args.pretrained, args.device)
     images, texts = pairs.encode(loaded, data, args, probabilistic=False)
-    save_bank(Bank(images.mean, texts.mean, cosine_scale(loaded.model)), path, loaded.bank_fingerprint)
-    report(loaded.load_bank(path), data.captions, path)
+    save_bank(Bank(images.mean, texts.mean, loaded.scale), path, loaded.bank_fingerprint)
+    report(load_bank(path), data.captions, path)
 
 
 def report(bank: Bank, captions: list[str], path: Path) -> None:

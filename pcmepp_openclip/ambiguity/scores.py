@@ -2,11 +2,11 @@
 
 from torch import Tensor
 
-from ..ambiguity import Bank, BankEntailment, HubnessCorrected
-from ..ambiguity.bank import IMAGES, TEXTS
-from ..ambiguity.calibration import pair_offsets
 from ..distances import CSD, Cosine, Entailment
 from ..gaussian import Gaussian
+from . import Bank, BankEntailment, HubnessCorrected
+from .bank import IMAGES, TEXTS
+from .calibration import pair_offsets
 
 SCORES = ("cosine", "csd", "entailment")
 
@@ -39,5 +39,5 @@ def similarity(images: Gaussian, texts: Gaussian, score: str, bank: Bank | None,
 def calibration_inputs(
     images: Gaussian, texts: Gaussian, scale: float, bank: Bank | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What a `Calibration` takes: s cos [N, M], and the offsets of the images [N] and of the texts [M]."""
+    """Return the inputs of a `Calibration`: s cos [N, M], and the offsets of the images [N] and of the texts [M]."""
     return scale * (1 - Cosine().matrix(images, texts)), *pair_offsets(images, texts, scale, bank)

@@ -5,15 +5,13 @@ import dataclasses
 
 import torch
 
-from ..ambiguity import Bank, Calibration, calibration
-from ..ambiguity.store import CALIBRATION_FILE, save_calibration
+from ..data.captioned import read_captioned
 from ..data.sources import shown
-from ..evaluation.datasets import read_captioned
-from ..evaluation.encode import cosine_scale
-from ..evaluation.loading import LoadedModel, load_model
+from ..encode.load import LoadedModel, load_model
 from ..gaussian import Gaussian
-from . import pairs, scores
-from .beside import find_bank
+from . import Bank, Calibration, calibration, scores
+from . import command_pairs as pairs
+from .store import CALIBRATION_FILE, find_bank, save_calibration, source_of
 
 SAME = 1 - 1e-6  # the cosine of an embedding and its copy in a bank, which is rounded to fp16
 
@@ -28,7 +26,7 @@ def main(args: argparse.Namespace) -> None:
     images, texts = pairs.encode(loaded, data, args, probabilistic=bank is None)
     if bank is not None:
         check_held_out(images, bank, args.data)
-    scale, image_of_text = cosine_scale(loaded.model), torch.tensor(data.image_of_caption)
+    scale, image_of_text = loaded.scale, torch.tensor(data.image_of_caption)
     inputs = scores.calibration_inputs(images, texts, scale, bank)
     calibrations = [
         calibration.fit_shift(inputs[0], image_of_text),
@@ -47,7 +45,7 @@ def main(args: argparse.Namespace) -> None:
     before, after = list(errors.values())[-1]
     found = calibrations[0 if args.other_data and before < after else 1]
     save_calibration(
-        dataclasses.replace(found, source=loaded.source_of(bank if found.estimator == "bank" else None)), path
+        dataclasses.replace(found, source=source_of(loaded, bank if found.estimator == "bank" else None)), path
     )
     print(summary(found, errors))
     print(path)
@@ -55,7 +53,7 @@ def main(args: argparse.Namespace) -> None:
 
 def chosen_bank(args: argparse.Namespace, loaded: LoadedModel) -> Bank | None:
     """The bank, or None to use the variances."""
-    bank = None if args.estimator == "variance" else find_bank(loaded, args.model, args.bank)
+    bank = None if args.estimator == "variance" else find_bank(loaded, args.bank)
     if bank is None and args.estimator == "bank":
         raise ValueError(f"--estimator bank: {args.model} has no bank beside its weights; give --bank FILE.")
     if bank is None and not loaded.probabilistic:

@@ -14,18 +14,17 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..ambiguity import Bank
-from ..ambiguity.bank import IMAGES, TEXTS
-from ..ambiguity.calibration import ESTIMATORS
 from ..data.decode import BadImage, load_image
 from ..distances import Entailment
-from ..evaluation.encode import cosine_scale, gaussians, is_finite, tokenize
-from ..evaluation.loading import has_random_weights, load_model
+from ..encode.encode import gaussians, is_finite, tokenize
+from ..encode.load import has_random_weights, load_model
 from ..gaussian import Gaussian
 from ..losses.terms import loss_weights
 from ..models.pcmepp import ProbabilisticModel
-from . import scores
-from .beside import find_bank, find_calibration
+from . import Bank, scores
+from .bank import IMAGES, TEXTS
+from .calibration import ESTIMATORS
+from .store import CALIBRATION_FILE, check_calibration, find_bank, find_calibration
 
 Images: TypeAlias = Image.Image | Sequence[Image.Image] | Tensor | Gaussian
 Texts: TypeAlias = str | Sequence[str] | Gaussian
@@ -82,14 +81,15 @@ class ImageTextModel:
         self.name, self.device, self.batch_size = name, loaded.device, batch_size
         self.model, self.preprocess, self.tokenizer = loaded.model, loaded.preprocess, loaded.tokenizer
         self.probabilistic = loaded.probabilistic
-        found = find_bank(loaded, name, bank)
-        self.bank = None if found is None else found.to(self.device)
-        self.calibration = find_calibration(name, bank)
+        references = find_bank(loaded, bank)
+        self.bank = None if references is None else references.to(self.device)
+        fitted = None if bank is None else (Path(bank) if Path(bank).is_dir() else Path(bank).parent) / CALIBRATION_FILE
+        self.calibration = None if fitted and not fitted.is_file() else find_calibration(loaded, fitted)
 
     @property
     def scale(self) -> float:
         """s, by which the model multiplies a cosine."""
-        return cosine_scale(self.model)
+        return self._loaded.scale
 
     def encode_images(self, images: Images) -> Gaussian:
         """Images to Gaussians with l2-normalised means, [N, D], fp32. Their log-variances are -inf for a plain model,
@@ -124,11 +124,10 @@ class ImageTextModel:
         """Texts to Gaussians, as `encode_images` does."""
         if isinstance(texts, Gaussian):
             return texts
-        given = [texts] if isinstance(texts, str) else texts
-        if not (isinstance(given, Sequence) and all(isinstance(text, str) for text in given)):
-            raise ValueError(f"texts must be strings or a Gaussian, not {_kind(given)}.")
-        texts = list(given)
-        batches = (texts[i : i + self.batch_size] for i in range(0, len(texts), self.batch_size))
+        strings: Any = [texts] if isinstance(texts, str) else texts
+        if not (isinstance(strings, Sequence) and all(isinstance(text, str) for text in strings)):
+            raise ValueError(f"texts must be strings or a Gaussian, not {_kind(strings)}.")
+        batches = (list(strings[i : i + self.batch_size]) for i in range(0, len(strings), self.batch_size))
         return self._cat(
             [self._encode(tokenize(self.model, self.tokenizer, batch), "text") for batch in batches], "texts"
         )
@@ -177,7 +176,7 @@ class ImageTextModel:
         Arguments:
             texts, images: one of the two.
         """
-        given, _ = self._given(texts, images)
+        queries, _ = self._queries(texts, images)
         self._needs_variances()
         assert isinstance(self.model, ProbabilisticModel)
         if not loss_weights(self.model.pcmepp_cfg.weights)["difficulty"]:
@@ -186,7 +185,7 @@ class ImageTextModel:
                 "exact on photographs: train them with pcmepp train --head-only --objective vagueness.",
                 stacklevel=3,
             )
-        return given.uncertainty
+        return queries.uncertainty
 
     def ambiguity(self, **_: Any) -> NoReturn:
         """The name of an earlier version."""
@@ -229,22 +228,22 @@ class ImageTextModel:
                 f"{self.name} has no calibration.json beside its bank: run `pcmepp calibrate` to make one."
             )
         bank = self._bank("bank") if self.calibration.estimator == "bank" else None
-        self._loaded.check_calibration(self.calibration, bank, self.name)
+        check_calibration(self.calibration, self._loaded, bank, self.name)
         inputs = scores.calibration_inputs(self.encode_images(images), self.encode_texts(texts), self.scale, bank)
         return self.calibration.probability(*inputs, prior)
 
     def _pixels(self, image: Any) -> Tensor:
-        """One image to pixels, decoded as `pcmepp eval` and `pcmepp bank` decode its file."""
+        """Turn one image into pixels, decoded as `pcmepp eval` and `pcmepp bank` decode its file."""
         try:
             return self.preprocess(load_image(image))
         except BadImage as error:
             raise ValueError(f"images holds one that cannot be decoded: {error}.") from None
 
     def _encode(self, batch: Tensor, kind: str) -> Gaussian:
-        found = gaussians(self.model, batch.to(self.device), kind, self.probabilistic)
-        if not is_finite(found):
+        encoded = gaussians(self.model, batch.to(self.device), kind, self.probabilistic)
+        if not is_finite(encoded):
             raise ValueError(f"The output of {self.name} is not finite: its weights or its input are damaged.")
-        return found
+        return encoded
 
     def _cat(self, parts: list[Gaussian], what: str) -> Gaussian:
         if not parts:
@@ -252,7 +251,7 @@ class ImageTextModel:
         return Gaussian(torch.cat([part.mean for part in parts]), torch.cat([part.logvar for part in parts]))
 
     def _bank(self, estimator: str | None) -> Bank | None:
-        """The bank, or None where the variance is asked for; ValueError for what the model does not have."""
+        """Return the bank, or None where the variance is asked for; ValueError for what the model does not have."""
         if estimator not in (None, *ESTIMATORS):
             raise ValueError(f"estimator must be one of {', '.join(ESTIMATORS)}, not {estimator!r}.")
         if estimator in (None, "bank") and self.bank is not None:
@@ -273,8 +272,8 @@ class ImageTextModel:
                 f"{self.name} has no trained variances: train them with pcmepp train --head-only --objective vagueness."
             )
 
-    def _given(self, texts: Texts | None, images: Images | None) -> tuple[Gaussian, str]:
-        """The queries, and what they are."""
+    def _queries(self, texts: Texts | None, images: Images | None) -> tuple[Gaussian, str]:
+        """Return the queries, and what they are."""
         if texts is not None and images is None:
             return self.encode_texts(texts), TEXTS
         if images is not None and texts is None:
@@ -282,12 +281,12 @@ class ImageTextModel:
         raise ValueError("Give texts=... or images=..., one of the two.")
 
     def _question(self, texts: Texts | None, images: Images | None, gallery: Any) -> tuple[Tensor, str, Tensor | None]:
-        """The means of the queries, what they are, and the means of the gallery."""
-        given, of = self._given(texts, images)
+        """Return the means of the queries, what they are, and the means of the gallery."""
+        queries, of = self._queries(texts, images)
         if gallery is None:
-            return given.mean, of, None
+            return queries.mean, of, None
         items = self.encode_images(gallery) if of == TEXTS else self.encode_texts(gallery)
-        return given.mean, of, items.mean
+        return queries.mean, of, items.mean
 
     def _entailment(self, score: str, bank: Bank | None) -> Entailment:
         if score != "entailment" or bank is not None:
@@ -296,7 +295,7 @@ class ImageTextModel:
         return Entailment.of_scales(self.model.match_scale.item(), self.scale)
 
 
-def _kind(given: object) -> str:
-    """What was given, for a message: the kind of the first item of a list."""
-    item = given[0] if isinstance(given, (list, tuple)) and given else given
+def _kind(value: object) -> str:
+    """Return the kind of a value, for a message: that of the first item of a list."""
+    item = value[0] if isinstance(value, (list, tuple)) and value else value
     return type(item).__name__

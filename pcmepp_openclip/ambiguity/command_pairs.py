@@ -5,9 +5,9 @@ import tempfile
 from pathlib import Path
 from random import Random
 
-from ..evaluation.datasets import Captioned
-from ..evaluation.encode import Encoder
-from ..evaluation.loading import LoadedModel
+from ..data.captioned import Captioned
+from ..encode.encode import Encoder
+from ..encode.load import LoadedModel
 from ..gaussian import Gaussian
 from ..system.files import check_folder
 

@@ -1,7 +1,7 @@
 """Images and texts to Gaussians: in chunks, on one or many ranks, kept on disk so that an evaluation can be resumed.
 
-A chunk is a file, named by what was encoded and by which weights. Ranks take chunks in turn, so that the result is the
-same on any number of them; they must share the folder. A plain CLIP gives points: Gaussians of variance zero.
+A chunk is a file of a store. Ranks take chunks in turn, so that the result is the same on any number of them; they must
+share the folder. A plain CLIP gives points: Gaussians of variance zero.
 """
 
 import contextlib
@@ -21,17 +21,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from ..ambiguity import Bank, BankEntailment, Calibration, HubnessCorrected
 from ..data.batches import cut_texts
-from ..distances import Distance, by_name
+from ..data.captioned import ImageRef
 from ..gaussian import Gaussian
 from ..models.fingerprint import model_fingerprint
 from ..models.pcmepp import ProbabilisticModel
 from ..system.version import __version__
-from .chunks import CHUNK, chunk_files, load_chunk, save_chunk
-from .columns import columns
-from .image_loader import ImageDataset, image_batches
-from .samples import ImageRef
+from .images import ImageDataset, image_batches
+from .load import cosine_scale
+from .store import Store
+
+CHUNK = 512  # rows of a file
 
 
 @dataclass
@@ -43,9 +43,6 @@ class Encoder:
         cache: the folder of the chunks.
         precision: "fp32", or "amp_bf16" for autocast.
         upright: turn images as their EXIF orientation says.
-        bank: reference pairs of the model, or None.
-        calibration: of the probability of a pair, or None.
-        also: names of distances to rank by in addition to the default ones.
     """
 
     model: Any
@@ -58,43 +55,30 @@ class Encoder:
     batch_size: int = 64
     workers: int = 0
     upright: bool = False
-    bank: Bank | None = None
-    calibration: Calibration | None = None
-    also: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self.model.eval()
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A name for all that embeddings depend on but the images and texts themselves."""
+        """Return a name for all that embeddings depend on but the images and texts themselves."""
         facts: list[Any] = [model_fingerprint(self.model, self.tokenizer), repr(self.model), __version__]
         facts += [self.probabilistic, self.precision, repr(self.preprocess), self.upright]
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
     @property
     def scale(self) -> float:
-        """What CLIP multiplies a cosine by."""
+        """The factor by which CLIP multiplies a cosine."""
         return cosine_scale(self.model)
-
-    @property
-    def distance(self) -> str:
-        """The name of the distance that the model was trained to rank by."""
-        return self.model.pcmepp_cfg.ranks_by if isinstance(self.model, ProbabilisticModel) else "cosine"
-
-    @property
-    def distances(self) -> dict[str, Distance]:
-        """What items are ranked by, by name, see `columns`; the cosine alone where only the means count; and those of
-        the bank."""
-        found = columns(self.model, self.scale, self.also) if self.probabilistic else by_name(["cosine"])
-        if self.bank is not None:
-            found |= {"bank": HubnessCorrected(self.bank), "bank_entailment": BankEntailment(self.bank)}
-        return found
 
     def images(
         self, places: Sequence[ImageRef], name: str = "images", crops: Sequence[float] | None = None
     ) -> Gaussian:
-        """`crops`: for each image the side of the centre crop that is encoded in its place, as a share of its own."""
+        """Encode images.
+
+        Arguments:
+            crops: for each image the side of the centre crop that is encoded in its place, as a share of its own.
+        """
         stamps = {file: os.stat(file) for file in {place.file for place in places}}
         facts: list[Any] = [(*place, stamps[place.file].st_size, stamps[place.file].st_mtime_ns) for place in places]
         if crops is not None:
@@ -110,7 +94,7 @@ class Encoder:
         return self._chunked(encode, len(places), facts, name)
 
     def texts(self, texts: Sequence[str], name: str = "texts") -> Gaussian:
-        """Equal texts are encoded once: they get equal Gaussians, and ties stay ties."""
+        """Encode texts. Equal ones are encoded once: they get equal Gaussians, and ties stay ties."""
         unique = list(dict.fromkeys(texts))
 
         def encode(chunks: Sequence[range]) -> Iterator[Gaussian]:
@@ -127,11 +111,11 @@ class Encoder:
         return tokenize(self.model, self.tokenizer, texts)
 
     def _batches(self, rows: range) -> list[list[int]]:
-        """The rows of a chunk in batches: none spans two chunks, so that a resumed evaluation has the same ones."""
+        """Return the rows of a chunk in batches. None spans two chunks: a resumed evaluation has the same ones."""
         return [list(rows[i : i + self.batch_size]) for i in range(0, len(rows), self.batch_size)]
 
     def _gaussian(self, batch: Tensor, kind: str) -> Gaussian:
-        """Stays on the device, and no step of it waits for a GPU: the next batch is sent while this one is computed."""
+        """Encode a batch on the device. No step waits for a GPU: the next batch is sent while this one is computed."""
         device = torch.device(self.device)
         autocast = torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "amp_bf16")
         with autocast, _without_tf32():
@@ -141,38 +125,42 @@ class Encoder:
     def _chunked(
         self, encode: Callable[[Sequence[range]], Iterator[Gaussian]], count: int, facts: Any, name: str
     ) -> Gaussian:
-        """`encode`: one Gaussian, on the CPU, for each of the ranges of rows that it is given."""
-        folder = self.cache / f"{name}-{hashlib.sha256((self.fingerprint + repr(facts)).encode()).hexdigest()[:16]}"
-        folder.mkdir(parents=True, exist_ok=True)
-        chunks = chunk_files(folder, count)
+        """Return all rows from the store, in which the missing chunks are written first.
+
+        Arguments:
+            encode: ranges of rows to one Gaussian each, on the CPU.
+            facts: the images or texts.
+        """
+        identity = hashlib.sha256((self.fingerprint + repr((CHUNK, facts))).encode()).hexdigest()[:16]
+        store = Store(self.cache / f"{name}-{identity}", identity)
+        store.folder.mkdir(parents=True, exist_ok=True)
+        starts = range(0, count, CHUNK)
+        chunks = [(f"{start:06d}", range(start, min(start + CHUNK, count))) for start in starts]
         rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         mine = chunks[rank::world]
-        missing = [(path, rows) for path, rows in mine if load_chunk(path, len(rows)) is None]
-        for path, _ in missing:
-            if path.exists():
-                print(f"note: {path} is damaged, or of another version: encoded again.", file=sys.stderr)
+        missing = [(file, rows) for file, rows in mine if store.read(file) is None]
+        for file, _ in missing:
+            if store.path(file).exists():
+                print(f"note: {store.path(file)} is damaged, or of another version: encoded again.", file=sys.stderr)
         settings = {"initial": len(mine) - len(missing), "total": len(mine), "disable": None if rank == 0 else True}
         encoded = zip(missing, encode([rows for _, rows in missing]), strict=True)
-        for (path, _), gaussian in tqdm(encoded, desc=name, unit_scale=CHUNK, unit="", **settings):
-            save_chunk(path, gaussian)
+        for (file, _), gaussian in tqdm(encoded, desc=name, unit_scale=CHUNK, unit="", **settings):
+            store.write(file, gaussian._asdict())
         if world > 1:
             dist.barrier()
         parts = []
-        for path, rows in chunks:
-            part = load_chunk(path, len(rows))
+        for file, _ in chunks:
+            part = store.read(file)
             if part is None:
-                raise ValueError(f"{path} is missing or damaged: the ranks must share --out; run the command again.")
-            parts.append(part)
+                raise ValueError(
+                    f"{store.path(file)} is missing or damaged: the ranks must share --out; run the command again."
+                )
+            parts.append(Gaussian(**part))
         return _cat(parts)
 
 
-def cosine_scale(model: Any) -> float:
-    """What CLIP multiplies a cosine by."""
-    return model.logit_scale.detach().exp().item()
-
-
 def tokenize(model: Any, tokenizer: Any, texts: list[str]) -> Tensor:
-    """Token ids [N, L]; L is that of the longest text, for models to which the padding makes no difference."""
+    """Return token ids [N, L]; L is that of the longest text, for models to which the padding makes no difference."""
     tokens = tokenizer(texts)
     if isinstance(model, ProbabilisticModel) and model.texts_may_be_cut:
         return cut_texts(tokens, pad=int(tokenizer([""])[0, -1]))
@@ -181,7 +169,7 @@ def tokenize(model: Any, tokenizer: Any, texts: list[str]) -> Tensor:
 
 @torch.inference_mode()
 def gaussians(model: Any, batch: Tensor, kind: str, probabilistic: bool) -> Gaussian:
-    """One batch of images or tokens to fp32 Gaussians, which are points where only the means are used.
+    """Encode one batch of images or tokens to fp32 Gaussians, which are points where only the means are used.
 
     Arguments:
         batch: pixels [N, 3, height, width] or token ids [N, L], on the model's device.
@@ -196,14 +184,14 @@ def gaussians(model: Any, batch: Tensor, kind: str, probabilistic: bool) -> Gaus
     return Gaussian(mean.float(), logvar.float())
 
 
-def is_finite(found: Gaussian) -> bool:
-    """Whether all means and variances are finite; a log-variance may be -inf."""
-    return bool(found.mean.isfinite().all() & found.uncertainty.isfinite().all())
+def is_finite(encoded: Gaussian) -> bool:
+    """Return whether all means and variances are finite; a log-variance may be -inf."""
+    return bool(encoded.mean.isfinite().all() & encoded.uncertainty.isfinite().all())
 
 
 @contextlib.contextmanager
 def process_group() -> Any:
-    """The process group of a `torchrun`; only barriers need it, so gloo does on any device. Yields the rank."""
+    """Enter the process group of a `torchrun`; only barriers need it, so gloo does on any device. Yields the rank."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield 0
         return
@@ -218,18 +206,18 @@ def process_group() -> Any:
 
 
 def _collected(parts: Sequence[Gaussian]) -> Gaussian:
-    """The batches of a chunk on the CPU: one copy for all of them, which is the only wait for a GPU."""
+    """Return the batches of a chunk on the CPU: one copy for all of them, which is the only wait for a GPU."""
     mean_ND, logvar_ND = torch.stack(_cat(parts)).cpu()
-    found = Gaussian(mean_ND, logvar_ND)
-    if not is_finite(found):
+    encoded = Gaussian(mean_ND, logvar_ND)
+    if not is_finite(encoded):
         raise ValueError("The model's output is not finite: try --precision fp32, or another checkpoint.")
-    return found
+    return encoded
 
 
 @contextlib.contextmanager
 def _without_tf32() -> Iterator[None]:
-    """Neither convolutions, which cuDNN rounds to TF32 by default, nor matrix products are rounded; open_clip's
-    training and some containers allow it for the latter."""
+    """Compute without TF32, to which cuDNN rounds convolutions by default; open_clip's training and some containers
+    allow it for matrix products, too."""
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     try:
