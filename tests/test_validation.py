@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from pcmepp_openclip import Gaussian
 from pcmepp_openclip.evaluation.metric import as_dict
 from pcmepp_openclip.evaluation.retrieval import rankings
-from pcmepp_openclip.training.validation import _about_means
+from pcmepp_openclip.training.validation import _of_means
 
 N, SCALE = 30, 15.0
 
@@ -37,7 +37,8 @@ def slow_auroc(query, gallery):
 
 def test_misses_by_the_means_alone(pairs):
     images, texts = pairs
-    found = as_dict(_about_means(rankings(images, texts, range(N), distances=["cosine", "csd"]), images, texts, SCALE))
+    ranked = rankings(images, texts, range(N), distances=["cosine", "csd"])
+    found = as_dict(_of_means(ranked, images, texts, (images.mean, texts.mean), SCALE))
     assert len(found) == 4 and "captions/csd_R@1/bank/miss_AUROC" in found
     assert found["images/cosine_R@1/bank/miss_AUROC"] == pytest.approx(slow_auroc(images.mean, texts.mean))
     assert found["captions/cosine_R@1/bank/miss_AUROC"] == pytest.approx(slow_auroc(texts.mean, images.mean))
@@ -45,4 +46,5 @@ def test_misses_by_the_means_alone(pairs):
 
 def test_one_pair_has_no_bank(pairs):
     one = [Gaussian(x.mean[:1], x.logvar[:1]) for x in pairs]
-    assert list(_about_means(rankings(*one, [0], distances=["cosine"]), *one, SCALE)) == []
+    pair = one[0].mean, one[1].mean
+    assert list(_of_means(rankings(*one, [0], distances=["cosine"]), *one, pair, SCALE)) == []

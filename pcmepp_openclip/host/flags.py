@@ -129,8 +129,8 @@ class RunSettings:
         return self.batch_size * self.world_size
 
 
-def run_settings(args: Namespace, keep_latest: bool) -> RunSettings:
-    """Of arguments whose ranks and name are set."""
+def run_settings(args: Namespace) -> RunSettings:
+    """Return the settings of a run whose ranks and name are set."""
     return RunSettings(
         rank=args.rank,
         world_size=args.world_size,
@@ -151,7 +151,7 @@ def run_settings(args: Namespace, keep_latest: bool) -> RunSettings:
         wandb="wandb" in args.report_to or "all" in args.report_to,
         save_frequency=args.save_frequency,
         keep_epochs=not args.delete_previous_checkpoint,
-        keep_latest=keep_latest,
+        keep_latest=args.save_most_recent,
         save_every_minutes=args.save_every_minutes,
         save_retry_minutes=args.save_retry_minutes,
         rank_timeout_minutes=args.rank_timeout_minutes,

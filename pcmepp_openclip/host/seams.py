@@ -5,7 +5,6 @@ cannot drift from what is replaced. Where a name is missing, importing the plugi
 what was put in its place, the run stops (`Ledger`). Both name the version that was found and the cure.
 """
 
-import builtins
 import pkgutil
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -54,14 +53,9 @@ class Seam(Name):
 
     Arguments:
         caller: the function of open_clip that is to call it; "" where only users of open_clip do.
-        builtin: whether it is a builtin, which the holder looks up but need not have.
     """
 
     caller: str = ""
-    builtin: bool = False
-
-    def find(self) -> Any:
-        return getattr(builtins, self.name) if self.builtin else super().find()
 
     def replace(self, value: Any) -> None:
         """Put `value` in its place, for good."""
@@ -76,14 +70,10 @@ class Seam(Name):
         try:
             yield
         finally:
-            if self.builtin:
-                delattr(pkgutil.resolve_name(self.holder), self.name)
-            else:
-                self.replace(before)
+            self.replace(before)
 
 
 _FACTORY, _CREATE = "open_clip.factory", "open_clip.factory.create_model"
-_MAIN, _TRAIN = "open_clip_train.main", "open_clip_train.train"
 
 LIBRARY = (  # replaced when the plugin is imported, for good
     Seam(_FACTORY, "CLIP", "build PCME++ models", _CREATE),
@@ -111,33 +101,6 @@ LIBRARY = (  # replaced when the plugin is imported, for good
     Seam("open_clip", "load_checkpoint", "load weights into a PCME++ model"),
 )
 
-MAIN = tuple(  # replaced while a training run lasts
-    Seam(_MAIN, name, why, f"{_MAIN}.main")
-    for name, why in {
-        "parse_args": "take the flags of `pcmepp train`",
-        "setup_logging": "lock the run folder and redact the log",
-        "get_latest_checkpoint": "resume from a checkpoint that is whole",
-        "create_model_and_transforms": "build the model with the weights of the loss that the flags give",
-        "pt_load": "resume from a checkpoint",
-        "get_tokenizer": "find the tokenizer of a PCME++ model",
-        "get_data": "read the data",
-        "cosine_lr": "give groups of parameters learning rates of their own",
-        "const_lr": "give groups of parameters learning rates of their own",
-        "const_lr_cooldown": "give groups of parameters learning rates of their own",
-        "create_loss": "watch the loss",
-        "train_one_epoch": "save, stop and resume",
-        "evaluate": "validate a PCME++ model",
-    }.items()
-)
-STEP = Seam(_TRAIN, "enumerate", "save, stop and log between steps", f"{_TRAIN}.train_one_epoch", builtin=True)
-BACKWARD = Seam(_TRAIN, "backward", "freeze towers and warm the loss up", f"{_TRAIN}.train_one_epoch")
-METRICS = Seam(_TRAIN, "get_clip_metrics", "validate by the Gaussians", f"{_TRAIN}.evaluate")
-DDP = Seam("torch.nn.parallel", "DistributedDataParallel", "reduce gradients once per step", f"{_MAIN}.main")
-OPTIMIZER = Seam("torch.optim.Optimizer", "load_state_dict", "keep the flags of a resumed run", f"{_MAIN}.main")
-
-TRAINING = (*MAIN, STEP, BACKWARD, METRICS, DDP, OPTIMIZER)
-ALL = (*LIBRARY, *TRAINING)
-
 USED = (  # as they are
     *(Name("open_clip", name, "know the models") for name in ("CLIP", "CustomTextCLIP")),
     *(Name("open_clip", name, "know the models") for name in ("add_model_config", "list_models")),
@@ -158,13 +121,21 @@ USED = (  # as they are
     Name("open_clip.pretrained", "_PRETRAINED", "know the pretrained tags"),
     Name("open_clip.tokenizer", "HFTokenizer", "load a tokenizer"),
 )
-USED_IN_TRAINING = (
-    Name(_MAIN, "main", "train"),
-    *(Name(_TRAIN, name, "train and validate") for name in ("train_one_epoch", "evaluate")),
-    Name("open_clip_train.params", "parse_args", "read the flags"),
-    Name("open_clip_train.logger", "setup_logging", "log"),
-    Name("open_clip_train.distributed", "world_info_from_env", "know the rank"),
-    Name("open_clip_train.precision", "get_autocast", "compute in the precision of a run"),
+USED_IN_TRAINING = tuple(
+    Name(f"open_clip_train.{module}", name, why)
+    for module, name, why in (
+        ("params", "parse_args", "read the flags"),
+        ("logger", "setup_logging", "log"),
+        ("distributed", "world_info_from_env", "know the rank"),
+        ("distributed", "init_distributed_device", "set up the ranks"),
+        ("distributed", "broadcast_object", "set up the ranks"),
+        ("precision", "get_autocast", "compute in the precision of a run"),
+        ("scheduler", "cosine_lr", "set learning rates"),
+        ("scheduler", "const_lr", "set learning rates"),
+        ("scheduler", "const_lr_cooldown", "set learning rates"),
+        ("data", "get_data", "read the data"),
+        ("zero_shot", "zero_shot_eval", "validate on ImageNet"),
+    )
 )
 USED_BY_DATA = tuple(Name("open_clip_train.data", name, "hand over data") for name in ("DataInfo", "SharedEpoch"))
 

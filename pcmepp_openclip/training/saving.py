@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ..host.flags import RunSettings
-from ..host.training import innermost
 from ..models.lora import lora_state_dict, stock_state_dict
 from ..runs import checkpoints
 from ..runs.lock import FolderInUse, FolderLock
@@ -89,7 +88,6 @@ def checkpoint_of(
 ) -> dict[str, Any]:
     """The content of a checkpoint: the entries of stock open_clip, `training` and `about`. Of a model with LoRA,
     `state_dict` is that of the model without, and `lora` what else a resumed run needs."""
-    model = innermost(model)
     checkpoint = weights_of(stock_state_dict(model), name, epochs, training, about)
     checkpoint["optimizer"] = optimizer.state_dict()
     if lora := lora_state_dict(model):
