@@ -308,7 +308,6 @@ REFUSED = [
     (["--layer-decay", "1.5"], "--layer-decay must be above 0 and at most 1, not 1.5"),
     (["--image-lr-multiplier", "-1"], "--image-lr-multiplier must be a finite number above 0, not -1"),
     (["--text-lr-multiplier", "inf"], "--text-lr-multiplier must be a finite number above 0, not inf"),
-    (["--layer-decay", "0.5", "--torchscript"], "--torchscript hides the layers"),
     (["--lr-drop-factor", "0.1"], "--lr-drop-factor is for --lr-drop-epochs"),
     (["--lr-drop-epochs", "1"], "give --lr-scheduler const, not --lr-scheduler cosine"),
     (["--lr-drop-epochs", "1", "--lr-scheduler", "const", "--skip-scheduler"], "not --skip-scheduler"),
@@ -339,7 +338,6 @@ REFUSED = [
     (["--opt", "timm/adamp", "--opt-kwargs", "nesterov=1"], "--opt-kwargs nesterov must be true or false, not 1"),
     (["--opt", "timm/adamp", "--opt-kwargs", "wd_ratio=true"], "--opt-kwargs wd_ratio must be a number, not True"),
     (["--opt", "timm/adamp", "--opt-kwargs", "eps=1"], "--opt-kwargs eps: use --eps"),
-    (["--model", "ViT-B-32", "--horovod", "--layer-decay", "0.5"], "do not work with --horovod"),
 ]
 
 

@@ -22,15 +22,15 @@ def pairs():
 
 
 def slow_auroc(query, gallery):
-    """Of misses by the entropy, one query at a time; the gallery is also what hubness is measured against."""
+    """Return the AUROC of misses by the confusion; the gallery is also what hubness is measured against."""
     query, gallery = query.double(), gallery.double()
     hubness = [torch.stack([(SCALE * (q @ item)).exp() for q in query]).mean().log() for item in gallery]
     found = []
     for i in range(N):
         p = torch.stack([SCALE * (query[i] @ item) - h for item, h in zip(gallery, hubness, strict=True)]).softmax(0)
         hit = max(range(N), key=lambda j: query[i] @ gallery[j]) == i
-        found.append((-(p * p.log()).sum().item(), hit))
-    hits, misses = ([entropy for entropy, hit in found if hit == wanted] for wanted in (True, False))
+        found.append((-(p * p).sum().item(), hit))
+    hits, misses = ([confusion for confusion, hit in found if hit == wanted] for wanted in (True, False))
     assert len(hits) > 5 and len(misses) > 5
     return sum((miss > hit) + (miss == hit) / 2 for miss in misses for hit in hits) / len(misses) / len(hits)
 

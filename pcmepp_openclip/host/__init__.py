@@ -5,9 +5,9 @@
 - `towers`: the towers of open_clip's models, one kind per file. `loss`: what `create_loss` builds.
 - `repos`: how open_clip finds models. `config_check`: validates configs from the Hub and local folders, with
   `config_values` and `config_towers`. `weights`: reads weight files.
-- `training`: runs the `main` of `trainer`. `calls`: the calls of its loop. `parallel`: its DDP. `data`: what it expects
-  of a dataset. `tokenizers`: what their ids are for. `flags`: what is read from its command line. `published`: the
-  flags that may be published.
+- `training`: the parts of a run, by `trainer`, which is what open_clip_train offers. `parallel`: DDP. `data`: what
+  open_clip expects of a dataset. `tokenizers`: what their ids are for. `flags`: what is read from its command line.
+  `published`: the flags that may be published.
 
 Public, documented names of open_clip may be used anywhere, by `import open_clip`; its submodules, names
 with an underscore, and names replaced in its modules only here. Importing this folder fails at once if the installed

@@ -12,9 +12,7 @@ from torch import nn
 
 from ..system.digest import Damaged, verified
 from . import names, repos, seams, towers
-from .weights import BIG_VISION, plain_text_names, reason
-
-LEDGER = seams.Ledger()  # of the replacements, which last as long as the process
+from .weights import plain_text_names, reason
 
 RELEASED = "SanghyukChun/PCMEPP-ViT-B-16-CC3M-12M-RedCaps"
 BASES = {  # the plain model whose weights fit the mean branch of a curated PCME++ model
@@ -69,7 +67,6 @@ def register(
             raise RuntimeError(f"Cannot load {checkpoint_path}: {checkpoint_path.reason}.")
         if not isinstance(model, our_classes):
             return stock(model, checkpoint_path, *args, **kwargs)
-        before = LEDGER.calls.copy()
         try:
             loaded = stock(model, checkpoint_path, *args, **kwargs)
         except Damaged:
@@ -77,8 +74,6 @@ def register(
         except Exception as error:
             raise RuntimeError(f"Cannot load {checkpoint_path}: {reason(error)}") from error
         towers.fit_image_size(model)
-        if not str(checkpoint_path).endswith(BIG_VISION):  # read by other functions, into the model itself
-            LEDGER.expect(*(seam for seam in seams.LIBRARY if seam.caller.endswith(".load_checkpoint")), since=before)
         return loaded
 
     def read(stock: Callable, checkpoint_path: str, *args: Any, **kwargs: Any) -> Any:
@@ -108,12 +103,20 @@ def register(
         if seam.name not in replacements:  # one object for `open_clip.factory.x` and `open_clip.x`
             stock = seam.find()
             replacements[seam.name] = (
-                _dispatcher(seam, classes[seam.name])
-                if seam.name in classes
-                else LEDGER.noting(seam, functools.partial(ours[seam.name], stock))
+                _dispatcher(seam, classes[seam.name]) if seam.name in classes else _replacement(ours[seam.name], stock)
             )
         seam.replace(replacements[seam.name])
     factory._pcmepp_registered = True
+
+
+def _replacement(function: Callable, stock: Callable) -> Callable:
+    """Return `function` under the name and with the docstring of what it replaces, which it is called with."""
+
+    @functools.wraps(stock)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return function(stock, *args, **kwargs)
+
+    return replacement
 
 
 def _dispatcher(seam: seams.Seam, model_class: type | None) -> type:
@@ -122,7 +125,6 @@ def _dispatcher(seam: seams.Seam, model_class: type | None) -> type:
 
     class Dispatch(type):
         def __call__(cls, *args: Any, **kwargs: Any) -> nn.Module:
-            LEDGER.enter(seam)
             kind = model_class if "pcmepp_cfg" in kwargs else stock
             if kind is None:
                 raise ValueError(

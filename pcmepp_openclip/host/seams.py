@@ -1,16 +1,12 @@
-"""Every name of open_clip, and of torch below it, that the plugin replaces or relies on: one list, made loud.
+"""Every name of open_clip that the plugin replaces or relies on: one list, made loud.
 
 A seam is a name that the plugin replaces by its own. The code that replaces them takes them from here, so that the list
-cannot drift from what is replaced. Where a name is missing, importing the plugin fails; where open_clip never calls
-what was put in its place, the run stops (`Ledger`). Both name the version that was found and the cure.
+cannot drift from what is replaced. Where a name is missing, importing the plugin fails, and the message names the
+version that was found and the cure.
 """
 
 import pkgutil
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
 from typing import Any
 
 import open_clip
@@ -49,47 +45,31 @@ class Name:
 
 @dataclass(frozen=True)
 class Seam(Name):
-    """A name that is replaced.
-
-    Arguments:
-        caller: the function of open_clip that is to call it; "" where only users of open_clip do.
-    """
-
-    caller: str = ""
+    """A name that is replaced."""
 
     def replace(self, value: Any) -> None:
         """Put `value` in its place, for good."""
         self.find()
         setattr(pkgutil.resolve_name(self.holder), self.name, value)
 
-    @contextmanager
-    def replaced(self, value: Any) -> Iterator[None]:
-        """The name stands for `value` while the context lasts."""
-        before = self.find()
-        self.replace(value)
-        try:
-            yield
-        finally:
-            self.replace(before)
 
-
-_FACTORY, _CREATE = "open_clip.factory", "open_clip.factory.create_model"
+_FACTORY = "open_clip.factory"
 
 LIBRARY = (  # replaced when the plugin is imported, for good
-    Seam(_FACTORY, "CLIP", "build PCME++ models", _CREATE),
-    Seam(_FACTORY, "CustomTextCLIP", "build PCME++ models", _CREATE),
-    Seam(_FACTORY, "CoCa", "refuse PCME++ configs that are no CLIP", _CREATE),
-    Seam(_FACTORY, "get_model_config", "find the configs of PCME++ models", _CREATE),
-    Seam(_FACTORY, "get_pretrained_cfg", "find the weights for PCME++ models", _CREATE),
+    Seam(_FACTORY, "CLIP", "build PCME++ models"),
+    Seam(_FACTORY, "CustomTextCLIP", "build PCME++ models"),
+    Seam(_FACTORY, "CoCa", "refuse PCME++ configs that are no CLIP"),
+    Seam(_FACTORY, "get_model_config", "find the configs of PCME++ models"),
+    Seam(_FACTORY, "get_pretrained_cfg", "find the weights for PCME++ models"),
     Seam(_FACTORY, "list_pretrained_tags_by_model", "list the weights for PCME++ models"),
-    Seam(_FACTORY, "parse_model_name", "check the config of a local folder", _CREATE),
-    Seam(_FACTORY, "_get_hf_config", "check the config of a Hub repo", _CREATE),
-    Seam(_FACTORY, "download_pretrained_from_hf", "take only safetensors from a Hub repo", _CREATE),
-    Seam(_FACTORY, "_find_checkpoint_in_dir", "refuse a local folder without weights", _CREATE),
-    Seam(_FACTORY, "load_checkpoint", "explain a file of weights that cannot be loaded", _CREATE),
-    Seam(_FACTORY, "load_state_dict", "verify the digest of a checkpoint", "open_clip.factory.load_checkpoint"),
-    Seam(_FACTORY, "convert_state_dict", "load weights into a PCME++ model", "open_clip.factory.load_checkpoint"),
-    Seam(_FACTORY, "HFTokenizer", "never run the code of a tokenizer's repo", "open_clip.factory.get_tokenizer"),
+    Seam(_FACTORY, "parse_model_name", "check the config of a local folder"),
+    Seam(_FACTORY, "_get_hf_config", "check the config of a Hub repo"),
+    Seam(_FACTORY, "download_pretrained_from_hf", "take only safetensors from a Hub repo"),
+    Seam(_FACTORY, "_find_checkpoint_in_dir", "refuse a local folder without weights"),
+    Seam(_FACTORY, "load_checkpoint", "explain a file of weights that cannot be loaded"),
+    Seam(_FACTORY, "load_state_dict", "verify the digest of a checkpoint"),
+    Seam(_FACTORY, "convert_state_dict", "load weights into a PCME++ model"),
+    Seam(_FACTORY, "HFTokenizer", "never run the code of a tokenizer's repo"),
     Seam(_FACTORY, "get_tokenizer", "find the tokenizer of a PCME++ model"),
     Seam(_FACTORY, "create_loss", "create the loss of a PCME++ model"),
     Seam("open_clip", "get_model_config", "find the configs of PCME++ models"),
@@ -176,36 +156,3 @@ def check_names(*names: Name) -> None:
     """ImportError, in one sentence, for the first of the names that is missing."""
     for name in names:
         name.find()
-
-
-class Ledger:
-    """How often each seam was entered."""
-
-    def __init__(self) -> None:
-        self.calls: Counter[Seam] = Counter()
-
-    def enter(self, seam: Seam) -> None:
-        self.calls[seam] += 1
-
-    def noting(self, seam: Seam, function: Callable) -> Callable:
-        """`function` under the name and with the docstring of what it replaces, with every call noted."""
-
-        @wraps(seam.find())
-        def replacement(*args: Any, **kwargs: Any) -> Any:
-            self.enter(seam)
-            return function(*args, **kwargs)
-
-        return replacement
-
-    def expect(self, *seams: Seam, since: "Counter[Seam] | None" = None, times: int = 1) -> None:
-        """HostChanged for the first of the seams that was not entered so often, `since` that copy of `calls`."""
-        for seam in seams:
-            if self.calls[seam] - (since or Counter())[seam] < times:
-                raise never_entered(seam)
-
-
-def never_entered(seam: Seam) -> HostChanged:
-    return HostChanged(
-        f"open_clip_torch {version()} never called {seam}, which pcmepp_openclip replaces to {seam.why}; it is tested "
-        f"with {TESTED}: run {cure()}"
-    )

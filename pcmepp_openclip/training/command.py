@@ -1,10 +1,10 @@
-"""`pcmepp train`: open_clip's own training loop with PCME++'s loss, diagnostics and validation.
+"""`pcmepp train`: training by open_clip's flags, with PCME++'s loss, diagnostics and validation.
 
     pcmepp train --model PCMEpp-ViT-B-16 --train-data 'cc3m/{00000..00331}.tar' --train-num-samples 2905954 ...
     torchrun --nproc-per-node 8 -m -- pcmepp_openclip.train --model PCMEpp-ViT-B-16 ...
 
-All flags of open_clip_train.main work; the additional ones are listed first. A plain model (--model ViT-B-32) trains as
-it does in open_clip. A run that takes seconds on a CPU:
+The flags of open_clip_train.main work; the additional ones are listed first. A plain model (--model ViT-B-32) trains
+as it does in open_clip, to the bit. A run that takes seconds on a CPU:
 
     pcmepp train --model PCMEpp-tiny --dataset-type synthetic --train-num-samples 64 --epochs 1 --precision fp32
 """
@@ -145,6 +145,7 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> tuple[argparse.Namespac
     never_ask()
     args = flags.parse_args(rest, own_flags=[flag_of(name) for name in vars(own)])
     vars(args).update(vars(own))
+    flags.check_served(args)
     flags.check_numbers(args)
     check_minutes(own)
     check_speed(own)

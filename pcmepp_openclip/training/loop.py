@@ -1,10 +1,10 @@
 """The training loop of `pcmepp train`, from the flags to the last checkpoint.
 
 `Training.run` is the run: `_build` makes the model, the optimizer and the data, `_train_epoch` takes the steps of an
-epoch, `_validate` measures the model after it. A step is `compute_gradients` and `_update`. What needs no step to be understood
-has a module of its own: `steps` waits for batches, `saving` writes checkpoints, `resuming` reads them, `recipe` does
-what the flags for fine-tuning ask for, `monitor` watches the loss, and `coordination` lets all ranks save or stop at
-the same step.
+epoch, `_validate` measures the model after it. A step is `compute_gradients` and `_update`. What needs no step to be
+understood has a module of its own: `steps` waits for batches, `saving` writes checkpoints, `resuming` reads them,
+`recipe` does what the flags for fine-tuning ask for, `monitor` watches the loss, and `coordination` lets all ranks save
+or stop at the same step.
 
 With the same flags, data and seed the weights are those of `open_clip_train.main`, to the bit.
 """
@@ -132,10 +132,10 @@ class Training:
         """Return the checkpoint that --resume names; of --resume latest rank 0 chooses the newest that is whole."""
         if self.settings.resume != "latest":
             return self.settings.resume
-        path = checkpoints.newest_good(self.settings.checkpoints) if self.settings.rank == 0 else None
+        path = None
         if self.settings.rank == 0:
-            where = self.settings.checkpoints
-            logging.info("Resuming from %s." % path if path else "There is no checkpoint in %s to resume from." % where)
+            path = checkpoints.newest_good(self.settings.checkpoints)
+            logging.info("The checkpoint to resume from: %s.", path or "none yet")
         path = self.coordinator.gather(path)[0]
         return None if path is None else str(path)
 

@@ -50,8 +50,11 @@ class Batches:
         self.first_wait: float | None = None  # seconds until the first batch of the run arrived
 
     def of(self, loader: Any, what: str, first: float, later: float, **waiting: Any) -> Iterator[Any]:
-        """Yield the batches of a loader. Raises StopAsked on a stop request, and Stalled when the first batch takes more
-        than `first` seconds, or a later one more than `later`."""
+        """Yield the batches of a loader.
+
+        Raises StopAsked on a stop request, and Stalled when the first batch takes more than `first` seconds, or a later
+        one more than `later`.
+        """
         iterator, seconds = None, first
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Validation while training: the metrics of `pcmepp eval` in open_clip's files, interrupted and repeated where needed."""
+"""Validation while training: the metrics of `pcmepp eval` in open_clip's files, repeated if it was interrupted."""
 
 import errno
 import json
@@ -34,7 +34,7 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Validator:
-    """Validates on rank 0, and records which epochs are validated, so that a resumed run repeats what was interrupted."""
+    """Validates on rank 0, and records which epochs are validated: a resumed run repeats what was interrupted."""
 
     def __init__(self, settings: RunSettings, waiter: Waiter, batches: Batches):
         self.settings, self.waiter, self.batches = settings, waiter, batches
