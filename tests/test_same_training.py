@@ -19,9 +19,11 @@ CASES = {
     "clipping": ["--grad-clip-norm", "0.1", "--lr-scheduler", "const"],
     "cooldown": ["--lr-scheduler", "const-cooldown", "--epochs-cooldown", "1", "--lr-cooldown-power", "2"],
     "no schedule, timm": ["--skip-scheduler", "--opt", "timm/lamb", "--eps", "1e-6", "--grad-checkpointing"],
-    "locked": ["--lock-image", "--lock-text", "--precision", "bf16"],
+    "locked": ["--lock-image", "--lock-text", "--lock-text-freeze-layer-norm", "--precision", "bf16"],
     "validated": ["--val-data", "rows.csv"],
 }
+# A validation does not move the random numbers of a PCME++ model on, and those of open_clip's it does.
+BOTH = [(kind, name) for kind in ("PCME++", "plain") for name in CASES if (kind, name) != ("PCME++", "validated")]
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +72,9 @@ def check_runs(folder):
     assert ours["epoch"] == theirs["epoch"] == 2
 
 
-@pytest.mark.parametrize("more", CASES.values(), ids=CASES)
-@pytest.mark.parametrize("kind", ["PCME++", "plain"])
-def test_the_same_weights_and_optimizer(rows, plain, tmp_path, kind, more):
-    flags = flags_of("PCMEpp-tiny" if kind == "PCME++" else plain, rows, tmp_path, more)
+@pytest.mark.parametrize("kind, case", BOTH)
+def test_the_same_weights_and_optimizer(rows, plain, tmp_path, kind, case):
+    flags = flags_of("PCMEpp-tiny" if kind == "PCME++" else plain, rows, tmp_path, CASES[case])
     assert train.main([*flags, "ours"]) == 0
     assert not stock_main([*flags, "stock"])
     check_runs(tmp_path)

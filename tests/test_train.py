@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import sys
 
 import open_clip
 import pytest

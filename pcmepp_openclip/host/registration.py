@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ..system.digest import Damaged, verified
 from . import names, repos, seams, towers
 from .weights import plain_text_names, reason
 
+IMPORTED_BY = ("open_clip_train.main", "open_clip_train.zero_shot")  # modules that take names of open_clip by value
 RELEASED = "SanghyukChun/PCMEPP-ViT-B-16-CC3M-12M-RedCaps"
 BASES = {  # the plain model whose weights fit the mean branch of a curated PCME++ model
     "PCMEpp-ViT-B-32": "ViT-B-32",
@@ -106,6 +108,10 @@ def register(
                 _dispatcher(seam, classes[seam.name]) if seam.name in classes else _replacement(ours[seam.name], stock)
             )
         seam.replace(replacements[seam.name])
+    for module in filter(None, map(sys.modules.get, IMPORTED_BY)):  # before the plugin was, with the stock functions
+        for name, replacement in replacements.items():
+            if getattr(module, name, None) is getattr(replacement, "__wrapped__", module):
+                setattr(module, name, replacement)
     factory._pcmepp_registered = True
 
 
