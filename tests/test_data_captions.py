@@ -433,7 +433,7 @@ def test_a_run_trains_on_drawn_and_noisy_captions(shards, tmp_path):
     noise = ["--noise-ratio", "0.25", "--noise-seed", "1"]
     log, about = train(shards, tmp_path, "--batch-size", "8", "--captions", "draw", *noise)
     assert "Data: one caption of each image is drawn per epoch" in log
-    assert "Data: 10 samples have the captions of another one (noise)" in log
+    assert "Data: 10 samples have captions of others (noise)" in log
     assert (about["captions"], about["noise_ratio"], about["noise_seed"]) == ("draw", 0.25, 1)
 
 
