@@ -237,9 +237,9 @@ def test_ci_runs_the_make_targets():
 
 # --- What prose names -------------------------------------------------------------------------------------
 
-OTHERS = {  # flags of other programs
+OTHERS = {  # flags of other programs, and of the loss term that CONTRIBUTING.md adds
     "--nproc-per-node", "--no_amp", "--signal", "--wait", "--nodes", "--gpus-per-node", "--cpus-per-task", "--time",
-    "--dereference", "--hard-dereference",
+    "--dereference", "--hard-dereference", "--agreement-weight",
 }  # fmt: skip
 
 

@@ -50,7 +50,10 @@ def test_the_largest_batches_that_make_the_global_batch():
 
 @pytest.mark.parametrize(
     "samples, ranks, at_most, multiple_of",
-    [(1000, 6, None, 1), (3, 8, None, 1), (24, 2, None, 5), (254, 2, 64, 1), (2 * 5 * 7, 2, 15, 5)],
+    [
+        *[(1000, 6, None, 1), (3, 8, None, 1), (24, 2, None, 5), (254, 2, 64, 1), (2 * 5 * 7, 2, 15, 5)],
+        *[(1_000_000_007, 1, 64, 1), (999_999_999_989, 1, 64, 1)],  # primes, for which a loop did not return
+    ],
 )
 def test_a_refusal_names_values_that_work(samples, ranks, at_most, multiple_of):
     with pytest.raises(ValueError, match="choose") as refused:
@@ -103,7 +106,8 @@ def test_the_number_of_ranks_is_that_of_the_launcher(monkeypatch, tmp_path):
     "flags, words",
     [
         (["--global-batch-size", "64", "--accum-freq", "1"], "drop it, or --global-batch-size"),  # as by default
-        (["--global-batch-size", "0"], "at least 1"),
+        (["--global-batch-size", "0"], "from 1 to 1,000,000,000,000"),
+        (["--global-batch-size", "9" * 40], "from 1 to 1,000,000,000,000"),
         (["--global-batch-size", "63"], "choose 62 or 64"),
         (["--global-batch-size", "64", "--batch-size", "0"], "--batch-size must be at least 1"),
     ],

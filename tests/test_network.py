@@ -246,6 +246,25 @@ def test_a_rank_that_is_late_or_vanishes_ends_the_others_with_a_sentence(ranks, 
         assert "has lost another rank" in text
 
 
+def test_a_store_that_does_not_answer_keeps_no_rank_that_failed(monkeypatch):
+    """The rank that holds it may be stopped on another node, where nothing wakes it up."""
+
+    class Store:
+        def compare_set(self, *args):
+            time.sleep(20)
+            raise RuntimeError("the connection was closed")
+
+    monkeypatch.setattr(network, "run_store", Store)
+    monkeypatch.setattr(failures, "REPORT_TIMEOUT_S", 0.1)
+    begin = time.monotonic()
+    with (
+        pytest.raises(ValueError, match="no such data"),
+        failures.FailureWatch(1, 2, leads_node=True, last_words=lambda: None),
+    ):
+        raise ValueError("no such data")
+    assert time.monotonic() - begin < 10
+
+
 def children(pid: int) -> list[int]:
     tasks = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for task in tasks for child in task.read_text().split()]

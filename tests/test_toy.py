@@ -247,6 +247,7 @@ def test_the_flags_reach_the_settings(tmp_path):
         (["--seeds", "0"], "--seeds must be at least 1"),
         (["--seed", "-1"], "--seed must be at least 0"),
         (["--seed", "18446744073709551616"], "--seed must be at most"),
+        (["--seeds", "1000000000000"], "--seeds must be at most"),
         (["--per-class", "9"], "--per-class must be at least 10, so that"),
         (["--per-class", "100000000000"], "--per-class must be at most"),
         (["--out", "/dev/null/x"], "--out /dev/null/x cannot be written to"),

@@ -24,7 +24,7 @@ from .methods import METHODS
 from .outcomes import Outcome, outcome_of, text_table
 from .training import History, Settings, train
 
-MAX_SEED, MAX_PER_CLASS = 2**62, 100_000
+MAX_SEED, MAX_SEEDS, MAX_PER_CLASS = 2**62, 10_000, 100_000
 JSON, PICTURE, ANIMATION = "toy.json", "toy.png", "toy.gif"
 
 
@@ -69,7 +69,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     ):
         if vars(args)[name] < least:
             raise ValueError(f"{flag_of(name)} must be at least {least}{why}, not {vars(args)[name]}.")
-    for name, most in (("seed", MAX_SEED), ("per_class", MAX_PER_CLASS)):
+    for name, most in (("seed", MAX_SEED), ("seeds", MAX_SEEDS), ("per_class", MAX_PER_CLASS)):
         if vars(args)[name] > most:
             raise ValueError(f"{flag_of(name)} must be at most {most}, not {vars(args)[name]}.")
     return args

@@ -75,7 +75,6 @@ def own_parser() -> argparse.ArgumentParser:
         type=int,
         nargs="?",
         const=1,
-        default=0,
         metavar="RANKS",
         help="check the flags and the data and print what a run on RANKS ranks would do and need, without training",
     )
@@ -148,7 +147,7 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> tuple[argparse.Namespac
     flags.check_served(args)
     flags.check_numbers(args)
     check_minutes(own)
-    check_speed(own)
+    check_dry_run(own)
     _, args.rank, args.world_size = training.world_info_from_env()
     args.world_size = args.dry_run or args.world_size
     # Before anything reads the batch size.
@@ -253,8 +252,10 @@ def run(args: argparse.Namespace, spec: data.DataSpec) -> int:
     return 0
 
 
-def check_speed(own: argparse.Namespace) -> None:
-    """ValueError for a speed that a dry run cannot use."""
+def check_dry_run(own: argparse.Namespace) -> None:
+    """ValueError for a number of ranks or a speed that a dry run cannot use."""
+    if own.dry_run is not None and own.dry_run < 1:
+        raise ValueError(f"--dry-run must be at least 1, not {own.dry_run}: drop it to train.")
     speed = own.samples_per_second_per_gpu
     if speed is not None and not own.dry_run:
         raise ValueError("--samples-per-second-per-gpu is for the forecast of --dry-run: add that, or drop it.")
@@ -268,6 +269,8 @@ def check_minutes(own: argparse.Namespace) -> None:
         minutes = getattr(own, name)
         if not (minutes > 0 or (zero and minutes == 0)):
             raise ValueError(f"{flag_of(name)} must be {'at least' if zero else 'more than'} 0, not {minutes:g}.")
+        if minutes > MAX_MINUTES:  # the clocks of the collectives and of the data overflow somewhere beyond
+            raise ValueError(f"{flag_of(name)} must be at most {MAX_MINUTES}, a year, not {minutes:g}.")
 
 
 def check_head_only(args: argparse.Namespace, data_flags: data.DataFlags) -> None:

@@ -7,6 +7,7 @@ other two follow from them, and a run that is resumed on another number of ranks
 """
 
 import argparse
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ ACCUMULATION_COST = (
     "the towers run forward twice, about 4/3 of the time per sample where a backward pass costs two forward passes; "
     "the loss is that of the whole global batch"
 )
+MOST = 10**12  # samples of a step
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,8 @@ def resolve(args: argparse.Namespace, given: Collection[str], multiple_of: int) 
     """
     if args.global_batch_size is None:
         return
-    if args.global_batch_size < 1:
-        raise ValueError(f"--global-batch-size must be at least 1, not {args.global_batch_size}.")
+    if not 1 <= args.global_batch_size <= MOST:
+        raise ValueError(f"--global-batch-size must be from 1 to {MOST:,}, not {args.global_batch_size}.")
     if "accum_freq" in given:
         raise ValueError(
             "--accum-freq follows from --global-batch-size and --batch-size: drop it, or --global-batch-size."
@@ -95,15 +97,15 @@ def split(samples: int, ranks: int, at_most: int | None = None, multiple_of: int
         )
     share = samples // ranks
     largest = share if at_most is None else min(at_most, share)
-    fitting = (size for size in range(largest, 0, -1) if share % size == 0 and size % multiple_of == 0)
-    batch_size = next(fitting, None)
+    sizes = [size for size in _divisors(share) if size % multiple_of == 0]
+    batch_size = max((size for size in sizes if size <= largest), default=None)
     if batch_size is None:
         raise ValueError(
             f"--batch-size {at_most} is less than the {multiple_of} captions per image with --multi-positives: "
             "raise it."
         )
     if 2 * batch_size < largest:
-        larger = next(size for size in range(largest + 1, share + 1) if share % size == 0 and size % multiple_of == 0)
+        larger = min(size for size in sizes if size > largest)
         whole = ranks * (largest // multiple_of * multiple_of)
         raise ValueError(
             f"--global-batch-size {samples} on {ranks} ranks is {share} samples per rank, which no --batch-size from "
@@ -111,6 +113,12 @@ def split(samples: int, ranks: int, at_most: int | None = None, multiple_of: int
             f"--global-batch-size {_neighbours(samples, whole)}."
         )
     return GlobalBatch(batch_size, ranks, share // batch_size)
+
+
+def _divisors(number: int) -> set[int]:
+    """Return all divisors of a positive number, in time that grows with its root."""
+    lower = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    return {*lower, *(number // size for size in lower)}
 
 
 def _neighbours(number: int, unit: int) -> str:
