@@ -33,7 +33,11 @@ READ = (  # the flags of open_clip that are read here
     *("grad_checkpointing",),
 )
 AT_LEAST = {"batch_size": 1, "accum_freq": 1, "epochs": 1, "workers": 0, "log_every_n_steps": 1}
-NOT_SERVED = ("horovod", "distill_model", "torchscript", "trace", "use_bnb_linear", "remote_sync", "copy_codebase")
+NOT_SERVED = (
+    *("horovod", "distill_model", "torchscript", "trace", "use_bnb_linear", "remote_sync", "copy_codebase"),
+    *("fsdp", "use_naflex", "force_naflex_vision", "length_bucketing", "audio_zeroshot_dataset", "pretrained_audio"),
+    *("image_layer_decay", "text_layer_decay", "wd_exclude_patterns", "opt_fallback_list"),  # of open_clip 4
+)
 SLOW_ON_CPU = ("amp", "fp16", "pure_fp16")  # "amp" is open_clip's default; bfloat16 is fast on many CPUs
 
 

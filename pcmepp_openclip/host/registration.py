@@ -57,6 +57,13 @@ def register(
         block = getattr(args, "pcmepp_cfg", None) or (factory.get_model_config(args.model) or {}).get("pcmepp_cfg")
         return stock(args) if block is None else create_loss(args, block)
 
+    def task_of(stock: Callable, args: Any, model: nn.Module, *more: Any, **kwargs: Any) -> nn.Module:
+        if not isinstance(model, our_classes):
+            return stock(args, model, *more, **kwargs)
+        from .task import PCMEppTask
+
+        return PCMEppTask(model, loss_of(factory.create_loss, args))
+
     def convert(stock: Callable, model: nn.Module, state_dict: dict) -> dict:
         state_dict = plain_text_names(model, stock(model, state_dict))
         if not isinstance(model, our_classes):
@@ -97,11 +104,13 @@ def register(
         "load_checkpoint": load,
         "convert_state_dict": convert,
         "create_loss": loss_of,
+        "create_task": task_of,
     }
     classes = {**model_classes, "CoCa": None}
-    assert ours.keys() | classes.keys() == {seam.name for seam in seams.LIBRARY}
+    library = (*seams.LIBRARY, *(seams.ONLY_4 if hasattr(open_clip, "create_task") else ()))
+    assert ours.keys() | classes.keys() >= {seam.name for seam in library}
     replacements: dict[str, Any] = {}
-    for seam in seams.LIBRARY:
+    for seam in library:
         if seam.name not in replacements:  # one object for `open_clip.factory.x` and `open_clip.x`
             stock = seam.find()
             replacements[seam.name] = (

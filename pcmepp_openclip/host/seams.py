@@ -14,7 +14,7 @@ import torch
 
 from ..system.errors import RunFailed
 
-SUPPORTED = ">=3.3,<4"
+SUPPORTED = ">=3.3,<5"
 TESTED = "3.3.0"  # the version that the plugin is tested with
 UPGRADE_TORCH = "run pip install --upgrade torch"
 
@@ -80,6 +80,10 @@ LIBRARY = (  # replaced when the plugin is imported, for good
     Seam("open_clip", "create_loss", "create the loss of a PCME++ model"),
     Seam("open_clip", "load_checkpoint", "load weights into a PCME++ model"),
 )
+
+ONLY_4 = tuple(
+    Seam(holder, "create_task", "train a PCME++ model") for holder in (_FACTORY, "open_clip")
+)  # of version 4
 
 USED = (  # as they are
     *(Name("open_clip", name, "know the models") for name in ("CLIP", "CustomTextCLIP")),
@@ -148,7 +152,7 @@ def check_version() -> None:
         numbers = tuple(int(part) for part in found.split(".")[:2])
     except ValueError:
         numbers = (0, 0)
-    if not (3, 3) <= numbers < (4, 0):
+    if not (3, 3) <= numbers < (5, 0):
         raise ImportError(f"pcmepp_openclip needs open_clip_torch {SUPPORTED}, found {found}: run {cure(SUPPORTED)}")
 
 

@@ -16,10 +16,17 @@ from open_clip_train.precision import get_autocast  # noqa: E402
 from open_clip_train.scheduler import const_lr, const_lr_cooldown, cosine_lr  # noqa: E402
 from open_clip_train.zero_shot import zero_shot_eval  # noqa: E402
 
+try:  # open_clip 4
+    from open_clip_train.optim import OptimizerCfg, create_optimizer
+except ImportError:
+    OptimizerCfg = create_optimizer = None
+
 schedules = {"cosine": cosine_lr, "const": const_lr, "const-cooldown": const_lr_cooldown}  # by --lr-scheduler
 
 __all__ = [
+    "OptimizerCfg",
     "broadcast_object",
+    "create_optimizer",
     "get_autocast",
     "get_data",
     "init_distributed_device",

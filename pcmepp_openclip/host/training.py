@@ -23,9 +23,11 @@ from torch import nn
 from . import flags
 from .data import bounded
 from .loss import create_chunked_clip_loss
-from .parallel import DDP
+from .parallel import DDP, innermost
 from .trainer import (
+    OptimizerCfg,
     broadcast_object,
+    create_optimizer,
     get_autocast,
     get_data,
     init_distributed_device,
@@ -138,6 +140,7 @@ def build_model(args: Namespace, device: torch.device) -> tuple[Any, Any, Any]:
         model.lock_text_tower(args.lock_text_unlocked_layers, args.lock_text_freeze_layer_norm)
     if args.grad_checkpointing:
         model.set_grad_checkpointing()
+    args.variable_text = getattr(getattr(model, "text", None), "variable_text", False)  # open_clip 4's data ask for it
     return model, for_training, bounded(for_validation)
 
 
@@ -190,10 +193,14 @@ def compiled(model: nn.Module, args: Namespace) -> Any:
 def build_optimizer(args: Namespace, model: nn.Module) -> tuple[torch.optim.Optimizer, Any]:
     """Return the optimizer that --opt names and the scaler of fp16 gradients, which is None without --precision amp.
 
-    Gains, biases and scales have no weight decay.
+    Gains, biases and scales have no weight decay; open_clip 4 also leaves out what a tower names.
     """
     optimizer: torch.optim.Optimizer
-    if args.opt.lower().startswith("timm/"):
+    if create_optimizer is not None:
+        flags_of_4 = ("opt", "lr", "beta1", "beta2", "eps", "momentum")
+        cfg = OptimizerCfg(weight_decay=args.wd, **{name: getattr(args, name) for name in flags_of_4})
+        optimizer = create_optimizer(model, cfg)
+    elif args.opt.lower().startswith("timm/"):
         from timm.optim import create_optimizer_v2
 
         if (args.beta1 is None) != (args.beta2 is None):
@@ -286,4 +293,5 @@ def clamp_logit_scale(model: Any) -> None:
 
 def zero_shot(model: Any, data: dict, epochs: int, args: Namespace, tokenizer: Any) -> dict[str, float]:
     """Return open_clip's zero-shot metrics on --imagenet-val and --imagenet-v2; none in other epochs than they name."""
-    return zero_shot_eval(model, data, epochs, args, tokenizer=tokenizer)
+    alone = Namespace(**{**vars(args), "distributed": False})  # the model is out of DDP already
+    return zero_shot_eval(innermost(model), data, epochs, alone, tokenizer=tokenizer)

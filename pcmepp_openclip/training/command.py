@@ -35,6 +35,8 @@ from .failures import FailureWatch, OtherRankFailed
 from .loop import Training
 from .memory import OutOfMemory, out_of_memory_message
 
+MAX_MINUTES = 365 * 24 * 60
+
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv

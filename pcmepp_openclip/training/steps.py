@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..host.data import image_and_text
 from ..host.flags import RunSettings
 from ..runs import rng
 from ..system.errors import RunFailed
@@ -125,7 +126,7 @@ def epoch_batches(
             next(iterator)
     if start.restored and len(start.restored["rng"]) == settings.world_size:
         rng.restore(start.restored["rng"][settings.rank], settings.device)
-    yield from enumerate(iterator, start.batch)
+    yield from enumerate(map(image_and_text, iterator), start.batch)
 
 
 def stop_while_waiting(coordinator: RankCoordinator, settings: RunSettings) -> None:

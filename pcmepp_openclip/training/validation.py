@@ -20,6 +20,7 @@ from ..evaluation.retrieval import KS, Ranking, rankings, retrieval_metrics
 from ..evaluation.uncertainty import against_hits, bins
 from ..gaussian import Gaussian
 from ..host import training as host
+from ..host.data import image_and_text
 from ..host.flags import RunSettings
 from ..host.parallel import innermost
 from ..models.pcmepp import ProbabilisticModel
@@ -139,7 +140,7 @@ def _encoded_pairs(
     computing, kept = host.computing(args), []
     total: Any = 0.0
     device, dtype = computing["device"], computing["dtype"]
-    for i, (image_NCHW, text_NL) in enumerate(batches(loader)):
+    for i, (image_NCHW, text_NL) in enumerate(map(image_and_text, batches(loader))):
         with computing["autocast"]():
             out = model(
                 image_NCHW.to(device=device, dtype=dtype, non_blocking=True), text_NL.to(device, non_blocking=True)
