@@ -100,8 +100,7 @@ def test_the_same_seed_gives_the_same_losses_and_resume_goes_on(run):
     [
         (["--siglip"], "--siglip"),
         (["--distill-model", "ViT-B-32", "--distill-pretrained", "openai"], "--distill-model"),
-        (["--horovod"], "pcmepp train does not serve --horovod: drop it, or train by open_clip's own program"),
-        (["--remote-sync", "s3://x"], "does not serve --remote-sync"),
+        (["--remote-sync", "s3://x"], "does not serve --remote-sync: drop it, or train by open_clip's own program"),
         (["--vib-weight", "-1"], "--vib-weight"),
         (["--reduction", "max"], "reduction"),
         (["--model", "ViT-B-32", "--init-match-scale", "2"], "--init-match-scale"),
@@ -200,7 +199,7 @@ def test_fp16_skips_steps_that_are_not_finite_up_to_a_limit(run, monkeypatch):
 def test_a_warning_when_the_variance_drowns_the_means(run):
     _, log = run("--init-logvar-bias", "2", lr=0)
     assert log.count("The variances dominate the means") == 1
-    assert log.count("WARNING | The var") == 1  # a run of four steps is too short for any other
+    assert len(re.findall(r"WARNING \|.* The var", log)) == 1  # a run of four steps is too short for any other
     _, log = run("--init-logvar-bias", "-8", name="small", lr=0)
     assert "The variance" not in log
 

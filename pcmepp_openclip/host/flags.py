@@ -32,7 +32,7 @@ READ = (  # the flags of open_clip that are read here
     *("save_frequency", "save_most_recent", "delete_previous_checkpoint"),
     *("grad_checkpointing",),
 )
-AT_LEAST = {"batch_size": 1, "accum_freq": 1, "epochs": 1, "workers": 0, "log_every_n_steps": 1}
+AT_LEAST = {"batch_size": 1, "accum_freq": 1, "epochs": 1, "workers": 0, "log_every_n_steps": 1, "warmup": 0}
 NOT_SERVED = (
     *("horovod", "distill_model", "torchscript", "trace", "use_bnb_linear", "remote_sync", "copy_codebase"),
     *("fsdp", "use_naflex", "force_naflex_vision", "length_bucketing", "audio_zeroshot_dataset", "pretrained_audio"),

@@ -15,7 +15,7 @@ import torch
 from ..system.errors import RunFailed
 
 SUPPORTED = ">=3.3,<5"
-TESTED = "3.3.0"  # the version that the plugin is tested with
+TESTED = "3.3.0"  # the version that the cure of a message names
 UPGRADE_TORCH = "run pip install --upgrade torch"
 
 
