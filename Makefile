@@ -1,10 +1,12 @@
-# make demo         train a small model and see what its uncertainty means
-# make test         lint, type check, and run the tests
-# make test-system  run the tests that need Debian packages; installs them, needs root
-# make lint         ruff, its formatter, and mypy
-# make docs         build the documentation site into site/
-# make fuzz         run the fuzz tests for minutes instead of seconds
-# make bench        measure the speed and memory claims against open_clip
+# make demo           train a small model and see what its uncertainty means
+# make test           lint, type check, and run the tests but those of research/
+# make test-research  run the tests of research/
+# make test-system    run the tests that need Debian packages; installs them, needs root
+# make test-all       all of these, and the documentation
+# make lint           ruff, its formatter, and mypy
+# make docs           build the documentation site into site/
+# make fuzz           run the fuzz tests for minutes instead of seconds
+# make bench          measure the speed and memory claims against open_clip
 # Each target first creates .venv if it is missing. Only test-system needs root.
 PYTHON ?= python3
 VENV := .venv
@@ -19,7 +21,7 @@ endif
 PROCESSES ?= 2
 DEBIAN := slurm-wlm munge iproute2 chromium
 
-.PHONY: setup open-clip demo lint test test-system docs fuzz bench clean
+.PHONY: setup open-clip demo lint test test-research test-system test-all docs fuzz bench clean
 setup: $(VENV)/.ready
 
 # The stamp is written last, so the next call finishes an interrupted install.
@@ -38,7 +40,10 @@ lint: setup
 	$(BIN)/mypy
 
 test: lint open-clip
-	$(PYTEST) -n $(PROCESSES) --dist loadfile -m 'not system' tests
+	$(PYTEST) -n $(PROCESSES) --dist loadfile -m 'not system' --ignore tests/research tests
+
+test-research: setup
+	$(PYTEST) -n $(PROCESSES) --dist loadfile tests/research
 
 # Installs what OPEN_CLIP names; a folder is put in front by PYTHONPATH.
 open-clip: setup
@@ -47,6 +52,8 @@ open-clip: setup
 test-system: setup open-clip
 	@dpkg -s $(DEBIAN) >/dev/null 2>&1 || { apt-get update && apt-get install -y --no-install-recommends $(DEBIAN); }
 	$(PYTEST) -m system tests
+
+test-all: test test-research test-system docs
 
 docs: setup
 	$(BIN)/mkdocs build --strict

@@ -5,7 +5,6 @@ python -m benchmarks loss step --out DIR          some of them
 python -m benchmarks --compare DIR/table.json     with the change against an earlier run
 python -m benchmarks models                       which of open_clip's models work, and at what cost
 python -m benchmarks scale                        what a rank of a large run would do, without a GPU
-python -m benchmarks drift                        what becomes of the uncertainty in a long run
 python -m benchmarks ranks                        what the groups of a run cost by the number of ranks
 
 The table is printed, and written to table.md and table.json in the folder of --out.
@@ -24,7 +23,6 @@ from . import results
 COMMANDS = {  # each a module here with `main(argv)`
     "models": "every model of open_clip's; a command of its own, see `models --help`",
     "scale": "collectives and memory of a rank on fake CUDA tensors; a command of its own, see `scale --help`",
-    "drift": "the meaning of the uncertainty over many steps; a command of its own, see `drift --help`",
     "ranks": "start-up time and open files by the number of ranks; a command of its own, see `ranks --help`",
 }
 NAMES = {  # each a module here with `rows()`

@@ -20,9 +20,8 @@ COMMANDS = {  # name: (module, what it does)
     ),
     "calibrate": ("pcmepp_openclip.inference.calibrate_command", "fit the probability that an image and a text match"),
     "demo": ("pcmepp_openclip.demo.command", "train a small model on drawn scenes and measure its uncertainty"),
-    "toy": ("pcmepp_openclip.toy.command", "train points in the plane by four losses, as in the paper's toy"),
-    "paper": ("pcmepp_openclip.paper.command", "run a table of the paper, and show its numbers beside ours"),
 }
+MOVED = {"paper": "python -m research.paper", "toy": "python -m research.toy"}  # studies are no part of the package
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -62,6 +61,9 @@ def run(argv: list[str]) -> int:
 
         print(f"pcmepp-openclip {__version__}")
         return 0
+    if argv[0] in MOVED:
+        print(f"pcmepp {argv[0]}: run `{MOVED[argv[0]]}` in a clone of the repository instead.", file=sys.stderr)
+        return 2
     if argv[0] not in COMMANDS:
         print(f"pcmepp: unknown command '{argv[0]}'; commands: {', '.join(COMMANDS)}.", file=sys.stderr)
         return 2

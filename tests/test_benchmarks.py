@@ -15,10 +15,9 @@ import pytest
 import torch
 from helpers import REPO, run_python, slow_csd
 
-from benchmarks import ambiguity, drift, flops, loss, measure, pcme, results, retrieval, step, sweep
+from benchmarks import ambiguity, flops, loss, measure, pcme, results, retrieval, step
 from benchmarks.__main__ import main
 from benchmarks.measure import Row, added_memory, alone, resampled, row, turns
-from benchmarks.sweep import make_pairs
 from pcmepp_openclip import Gaussian, matching_loss
 
 MB = 2**20
@@ -264,25 +263,3 @@ def test_mistakes(args, words, monkeypatch, capsys):
     with pytest.raises(SystemExit) as caught:
         main()
     assert caught.value.code == 2 and words in capsys.readouterr().err
-
-
-@pytest.fixture
-def few_scenes(monkeypatch):
-    """At most 200 to measure on, in place of 1,000."""
-    for module in (drift, sweep):
-        monkeypatch.setattr(module, "make_pairs", lambda seed, size, *a, **k: make_pairs(seed, min(size, 200), *a, **k))
-
-
-def test_drift_has_a_row_for_every_run_and_interval(few_scenes, capsys):
-    drift.main(["--steps", "20", "--every", "10", "--runs", "learned_from_8", "tied"])
-    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
-    assert [row[:2] for row in rows[1:]] == [[x, y] for x in ("learned_from_8", "tied") for y in ("10", "20")]
-    ratio = rows[0].index("match_ratio")
-    assert all(float(row[ratio]) > 1 for row in rows[1:3]) and all(float(row[ratio]) == 0.5 for row in rows[3:])
-
-
-def test_a_row_of_the_sweep_has_the_settings_that_were_asked_for(few_scenes, monkeypatch, capsys):
-    settings = ["match_logit=tied", "match_ratio=0.4", "reduction=sum"]
-    monkeypatch.setattr(sys, "argv", ["sweep", "--steps", "1", "--warmup", "0", "--lr", "0", *settings])
-    sweep.main()
-    assert "| a 2.86 |" in capsys.readouterr().out  # 0.4 times 14.3, half of it

@@ -16,8 +16,9 @@ import pcmepp_openclip as pp
 from pcmepp_openclip import cli
 from pcmepp_openclip.ambiguity import renyi_entropy
 from pcmepp_openclip.ambiguity.store import load_bank
-from pcmepp_openclip.demo import command, dataset, figure, goals, pages, results, seeds
+from pcmepp_openclip.demo import command, dataset, figure, goals, pages, results
 from pcmepp_openclip.demo.drawing import render
+from pcmepp_openclip.demo.scenes import fitting
 from pcmepp_openclip.models.fingerprint import bank_fingerprint
 
 SMALL = ["--size", "256", "--steps", "2"]
@@ -28,8 +29,8 @@ def runs(tmp_path_factory):
     """The folders of two runs: of the seeds 3 and 4, and of seed 4 alone."""
     folder = tmp_path_factory.mktemp("demo")
     patch = pytest.MonkeyPatch()
-    patch.setattr(seeds, "HELD_OUT", 60)
-    patch.setattr(seeds, "ZEROSHOT", 24)
+    patch.setattr(command, "HELD_OUT", 60)
+    patch.setattr(command, "ZEROSHOT", 24)
     patch.setattr(results, "HELD_OUT", 60)
     patch.setattr(results, "BANK", 200)
     try:
@@ -107,7 +108,7 @@ def test_the_figure_shows_numbers_of_the_bank(runs, monkeypatch):
     """Every image and caption in it stands beside the share that the exported model and its bank give it."""
     monkeypatch.setattr(results, "HELD_OUT", 60)
     monkeypatch.setattr(results, "BANK", 200)
-    result = results.result_of(seeds.Seed(runs[0], 3, first=True))
+    result = results.result_of(command.Seed(runs[0], 3, first=True))
     held_out, bank = dataset.draw_held_out(60, 3), result.bank
 
     def share(mean, references, own):
@@ -131,10 +132,10 @@ def test_the_figure_shows_numbers_of_the_bank(runs, monkeypatch):
     captions = [label.get_text() for label in bars.get_yticklabels()]
     assert len(set(captions)) == figure.CAPTIONS
     words = [text.get_text() for text in bars.texts]
-    fits = [[caption.fits(scene) for scene in held_out.scenes] for caption in held_out.captions]
-    for caption, value, true_share in zip(captions, words[::2], words[1::2], strict=True):
+    fits = fitting(held_out.captions, held_out.scenes)
+    for caption, value, true_share in zip(captions, words[: figure.CAPTIONS], words[figure.CAPTIONS :], strict=True):
         i = [str(c) for c in held_out.captions].index(caption)
-        assert value == figure.percent(text_share[i]) and true_share == figure.percent(sum(fits[i]) / 60)
+        assert value == figure.percent(text_share[i]) and true_share == figure.percent(fits[i].sum() / 60)
     assert Image.open(runs[0] / "uncertainty.png").size == (1400, 602)
 
 
@@ -166,15 +167,14 @@ def test_a_mistake_is_one_sentence(runs, args, words, capsys):
 
 
 def test_a_training_that_fails_is_said(monkeypatch, tmp_path, capfd):
-    monkeypatch.setattr(command, "train_flags", lambda seed, steps, shards: ["--model", "no-such-model"])
-    monkeypatch.setattr(seeds, "HELD_OUT", 10)
+    monkeypatch.setattr(command, "MODEL", "no-such-model")
+    monkeypatch.setattr(command, "HELD_OUT", 10)
     assert cli.main(["demo", *SMALL, "--seeds", "1", "--out", str(tmp_path / "out")]) == 2
     assert "the training of seed 0 failed with exit code" in capfd.readouterr().err
 
 
 def test_the_report_survives_numbers_that_do_not_exist():
-    numbers = {name: math.nan for goal in goals.GOALS for name, _ in goal.beside}
+    numbers = {name: math.nan for goal in goals.GOALS for name, _ in goal.references}
     numbers |= {prefix + goal.name: math.nan for goal in goals.GOALS for prefix in ("", "bank/")}
-    section = pages._targets([numbers])
-    rows = [row for row in section.rows if not row[0].startswith("beside")]
+    rows = [row for row in pages.goal_rows([numbers]) if not row[0].startswith("beside")]
     assert all(row[2:] == ["nan", "not reached (0 of 1 seeds)"] * 2 for row in rows) and len(rows) == len(goals.GOALS)

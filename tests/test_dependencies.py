@@ -20,9 +20,7 @@ OPTIONAL = {
     "wandb": "only for `--report-to wandb`, which open_clip itself leaves to the user to install",
     "sitecustomize": "Python's own hook, which the environment may define too",
 }
-NOT_IMPORTED = {
-    "webdataset": "open_clip_train.data imports it, for validation shards",
-}
+NOT_IMPORTED: dict[str, str] = {}  # declared dependencies that others import, and why
 
 
 def name_of(requirement: str) -> str:

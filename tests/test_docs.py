@@ -174,7 +174,7 @@ def check_command(command: str) -> None:
         assert module in ("pcmepp_openclip.train", "pcmepp_openclip.cli")
     elif program == "python" and words[1] == "-m" and words[2] == "pytest":
         check_pytest(words[3:])
-    elif program == "python" and words[1] == "-m" and words[2].startswith("benchmarks"):
+    elif program == "python" and words[1] == "-m" and words[2].split(".")[0] in ("benchmarks", "research"):
         check(words[2:])
     elif program == "python" and words[1:3] == ["-m", "pcmepp_openclip"]:
         assert len(words) > 3  # hands over to another program
@@ -214,6 +214,7 @@ def test_commands_are_parsed_by_the_real_parsers(block, command, monkeypatch):
         "pcmepp data count --worker-count 3 a.tar",
         "pcmepp eval --retrieval FOLDER",
         "python -m benchmarks --outt DIR",
+        "python -m research.paper distances --seedss 2",
         "make nothing",
         "pip install '.[nothing]'",
         "launch/nothing.sh",
@@ -227,12 +228,11 @@ def test_a_wrong_command_would_be_noticed(command):
 
 
 def test_ci_runs_the_make_targets():
-    """`.ci/run` and the workflow run the same targets, and the Makefile has them."""
-    ran = {
-        name: set(re.findall(r"\bmake ([a-z-]+)", (REPO / name).read_text().split("\njobs:")[-1].split("\nset ")[-1]))
-        for name in (".ci/run", ".github/workflows/ci.yml")
-    }
-    assert ran[".ci/run"] == ran[".github/workflows/ci.yml"] == {"test", "test-system", "docs"} <= make_targets()
+    """`.ci/run` and the workflows run the same targets, and the Makefile has them."""
+    targets = {"test", "test-research", "test-system", "docs"}
+    for names in ((".ci/run",), (".github/workflows/ci.yml", ".github/workflows/research.yml")):
+        steps = "".join((REPO / name).read_text().split("\njobs:")[-1].split("\nset ")[-1] for name in names)
+        assert set(re.findall(r"\bmake ([a-z-]+)", steps)) == targets <= make_targets()
 
 
 # --- What prose names -------------------------------------------------------------------------------------
@@ -243,12 +243,15 @@ OTHERS = {  # flags of other programs, and of the loss term that CONTRIBUTING.md
 }  # fmt: skip
 
 
+STUDIES = [[f"research.{name}"] for name in ("paper", "toy", "sweep", "drift")]
+
+
 def known_flags() -> set[str]:
     """Every flag of every command, as the parsers have them."""
     parsers: list[argparse.ArgumentParser] = []
     programs = [["pcmepp", name] for name in cli.COMMANDS if name != "data"]
     programs += [["pcmepp", "data", name, "x"] for name in ("count", "check")]
-    for program in [*programs, ["benchmarks"], ["benchmarks", "models"], ["benchmarks", "drift"], ["benchmarks.sweep"]]:
+    for program in [*programs, ["benchmarks"], ["benchmarks", "models"], *STUDIES]:
         with contextlib.suppress(Parsed, Refused), parsing_only(parsers):
             start(program)
     from pcmepp_openclip.training.command import own_parser
@@ -283,17 +286,17 @@ def test_files_named_in_prose_exist():
     missing = set()
     for path in FILES:
         for code in inline_code(path):
-            named = re.fullmatch(r"(tests|launch|docs|recipes|models|host)/[\w./-]+\.(py|sh|sbatch|md)", code)
+            named = re.fullmatch(r"(tests|launch|docs|recipes|models|host|research)/[\w./-]+\.(py|sh|sbatch|md)", code)
             if re.fullmatch(r"test_\w+", code):
-                named, code = True, f"tests/{code}.py"
-            places = (REPO, path.parent, REPO / "pcmepp_openclip")
+                named, code = True, f"{code}.py"
+            places = (REPO, path.parent, *(REPO / name for name in ("pcmepp_openclip", "tests", "tests/research")))
             if named and not any((place / code).exists() for place in places):
                 missing.add(f"{path.relative_to(REPO)}: {code}")
     assert not missing
 
 
 def test_tests_named_in_reliability_exist():
-    tests = " ".join(re.findall(r"def (test_\w+)", "".join(p.read_text() for p in (REPO / "tests").glob("test_*.py"))))
+    tests = " ".join(re.findall(r"def (test_\w+)", "".join(p.read_text() for p in (REPO / "tests").rglob("test_*.py"))))
     rows = [line for line in (REPO / "docs/reliability.md").read_text().splitlines() if line.startswith("| ")]
     named = {name for row in rows for name in re.findall(r"`([a-z_]+)`", row.split(" | ")[-1])}
     assert len(named) > 30

@@ -40,7 +40,11 @@ def test_wheel(tmp_path):
     configs = {path.name for path in (folder / "pcmepp_openclip" / "model_configs").glob("*.json")}
     assert configs == {path.name for path in (REPO / "model_configs").glob("*.json")} and "PCMEpp-tiny.json" in configs
     assert (folder / "pcmepp_openclip" / "py.typed").exists()
-    assert not (folder / "tests").exists() and not (folder / "model_configs").exists()
+    assert (
+        not (folder / "tests").exists()
+        and not (folder / "research").exists()
+        and not (folder / "model_configs").exists()
+    )
 
     done = run_python("-c", CREATE, str(folder), cwd=elsewhere, path=str(folder))
     assert done.returncode == 0, done.stderr

@@ -23,13 +23,12 @@ HALVES = ((0, 0, HALF, SIDE), (HALF, 0, SIDE, SIDE), (0, 0, SIDE, HALF), (0, HAL
 
 
 def render(scene: Scene) -> Image.Image:
-    """The image of a scene, always the same one for the same scene."""
-    random = Random(scene.jitter)
+    """Draw the image of a scene, always the same one for the same scene."""
     image = Image.new("RGB", (SIDE, SIDE), PAPER)
     pen = ImageDraw.Draw(image)
-    places = _places(scene, random)
-    for thing, (x, y) in zip(scene.things, places, strict=True):
-        _draw(pen, thing, x + random.uniform(-1, 1), y + random.uniform(-1, 1))
+    random, places, centres = _layout(scene)
+    for thing, (x, y) in zip(scene.things, centres, strict=True):
+        _draw(pen, thing, x, y)
     if scene.condition == "blurred":
         image = image.filter(ImageFilter.GaussianBlur(BLUR))
     elif scene.condition == "covered":
@@ -38,28 +37,27 @@ def render(scene: Scene) -> Image.Image:
 
 
 def visible(scene: Scene) -> int:
-    """How many things of the scene are not behind its cover."""
+    """Return how many things of the scene are not behind its cover."""
     if scene.condition != "covered":
         return len(scene.things)
-    random = Random(scene.jitter)
-    places = _places(scene, random)
-    for _ in scene.things:  # as `render` draws them
-        random.uniform(-1, 1), random.uniform(-1, 1)
+    random, places, _ = _layout(scene)
     half = _covered_half(places, random)
     return sum(not _inside(place, half) for place in places)
 
 
-def _places(scene: Scene, random: Random) -> list[tuple[int, int]]:
-    """The centre of each thing: each stands in a quarter of the image; two share a row or a column, not both."""
-    ends = (8, SIDE - 8)
+def _layout(scene: Scene) -> tuple[Random, list[tuple[int, int]], list[tuple[float, float]]]:
+    """Return the random numbers of the rest, and the place and the exact centre of each thing. A thing stands in a
+    quarter of the image; two share a row or a column, not both."""
+    random, ends = Random(scene.jitter), (8, SIDE - 8)
     x, y = random.choice(ends), random.choice(ends)
-    if scene.relation is None:
-        return [(x, y)]
-    return [(end, y) if scene.relation == "left of" else (x, end) for end in ends]
+    places = [(x, y)]
+    if scene.relation is not None:
+        places = [(end, y) if scene.relation == "left of" else (x, end) for end in ends]
+    return random, places, [(x + random.uniform(-1, 1), y + random.uniform(-1, 1)) for x, y in places]
 
 
 def _covered_half(places: list[tuple[int, int]], random: Random) -> tuple[int, int, int, int]:
-    """A half of the image that hides at least one thing: a cover that hides nothing would be no loss."""
+    """Choose a half of the image that hides at least one thing: a cover that hides nothing would be no loss."""
     return random.choice([half for half in HALVES if any(_inside(place, half) for place in places)])
 
 

@@ -6,9 +6,9 @@ plots.png(figure, Path("uncertainty.png"))
 Nothing is hand-picked: the items are those at equal steps from the least to the most confusing one.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -21,32 +21,26 @@ BAR_END, NUMBER_ENDS = 0.58, (0.79, 1.0)  # of the bar of a caption that fits ev
 PAPER, INK, FAINT, BAR = "#ffffff", "#1f2328", "#59636e", "#4c78a8"  # on its own ground: readable in light and dark
 
 
-@dataclass(frozen=True)
-class Wording:
-    """A caption's text, the share of the bank's images that it is confused among, and the share that it is true of."""
-
-    text: str
-    share: float
-    true_share: float
-
-
 def equal_steps(uncertainty_N: Tensor, count: int) -> list[int]:
-    """Indices from the most certain to the most uncertain item, at equal steps in rank."""
+    """Return indices from the most certain to the most uncertain item, at equal steps in rank."""
     order_N = uncertainty_N.argsort(stable=True)
     return order_N[torch.linspace(0, len(order_N) - 1, min(count, len(order_N))).round().long()].tolist()
 
 
-def wordings(result: Result) -> list[Wording]:
-    """`CAPTIONS` different captions at equal steps of confusion; captions of the same words count once."""
+def wordings(result: Result) -> pd.DataFrame:
+    """Return `CAPTIONS` different captions at equal steps of confusion, each with the share of the bank's images that
+    it is confused among, and the share that it is true of; captions of the same words count once."""
     captions = list(map(str, result.held_out.captions))
-    first = list({text: i for i, text in reversed(list(enumerate(captions)))}.values())
+    first = [i for i, text in enumerate(captions) if text not in captions[:i]]
     share_M, true_M = _share(result, result.texts, "texts"), result.truth.fits_MN.float().mean(dim=1)
     shown = [first[i] for i in equal_steps(share_M[first], CAPTIONS)]
-    return [Wording(captions[i], share_M[i].item(), true_M[i].item()) for i in shown]
+    shares = {"confused": share_M[shown].tolist(), "true": true_M[shown].tolist()}
+    return pd.DataFrame(shares, index=[captions[i] for i in shown])
 
 
 def draw(result: Result) -> Any:
-    """A matplotlib figure: images on the left, captions on the right, each with the share that it is confused among."""
+    """Return a matplotlib figure: images on the left, captions on the right, each with the share that it is confused
+    among."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10.0, 4.3), facecolor=PAPER)
@@ -73,26 +67,24 @@ def _draw_images(part: Any, result: Result) -> None:
         axes.set_xlabel(percent(share_N[i].item()), color=INK, fontsize=10, labelpad=3)
 
 
-def _draw_captions(part: Any, rows: list[Wording]) -> None:
+def _draw_captions(part: Any, shares: pd.DataFrame) -> None:
     axes = part.add_axes((0.6, 0.09, 0.38, 0.75))
-    low = min(min(row.share, row.true_share) for row in rows) / 2
-    high, lines = low ** (1 - 1 / BAR_END), range(len(rows))
+    low = shares.min().min() / 2
+    high, lines = low ** (1 - 1 / BAR_END), range(len(shares))
     axes.set_xscale("log")
-    axes.barh(lines, [row.share - low for row in rows], left=low, color=BAR, height=0.6)
-    axes.scatter([row.true_share for row in rows], lines, marker="|", s=260, linewidths=2.2, color=INK, zorder=3)
-    axes.set(ylim=(len(rows) - 0.5, -0.5), xlim=(low, high), facecolor=PAPER)
+    axes.barh(lines, shares["confused"] - low, left=low, color=BAR, height=0.6)
+    axes.scatter(shares["true"], lines, marker="|", s=260, linewidths=2.2, color=INK, zorder=3)
+    axes.set(ylim=(len(shares) - 0.5, -0.5), xlim=(low, high), facecolor=PAPER)
     axes.set_xticks([], minor=True)
     axes.set_xticks([])
-    axes.set_yticks(lines, [row.text for row in rows], color=INK, fontsize=10)
+    axes.set_yticks(lines, shares.index, color=INK, fontsize=10)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    for y, row in enumerate(rows):
-        shares = (percent(row.share), percent(row.true_share))
-        for x, text, colour in zip(NUMBER_ENDS, shares, (INK, FAINT), strict=True):
-            where = {"xycoords": ("axes fraction", "data"), "va": "center", "ha": "right", "fontsize": 10}
-            axes.annotate(text, (x, y), color=colour, **where)
-    for x, text, colour in zip(NUMBER_ENDS, ("confused", "true"), (INK, FAINT), strict=True):
-        part.text(0.6 + 0.38 * x, 0.86, text, color=colour, fontsize=10, ha="right")
+    where = {"xycoords": ("axes fraction", "data"), "va": "center", "ha": "right", "fontsize": 10}
+    for x, (name, numbers), colour in zip(NUMBER_ENDS, shares.items(), (INK, FAINT), strict=True):
+        part.text(0.6 + 0.38 * x, 0.86, name, color=colour, fontsize=10, ha="right")
+        for y, number in enumerate(numbers):
+            axes.annotate(percent(number), (x, y), color=colour, **where)
 
 
 def percent(share: float) -> str:
@@ -100,5 +92,5 @@ def percent(share: float) -> str:
 
 
 def _share(result: Result, items: Gaussian, of: str) -> Tensor:
-    """The confusion as a share of the references."""
+    """Return the confusion as a share of the references."""
     return result.bank.confusion(items.mean, of) / len(result.bank)

@@ -1,16 +1,16 @@
-"""What one would like of an uncertainty, and whether it was reached: by each estimator, in each of several seeds.
+"""Numbers that one would like an uncertainty to have, and whether it was reached by each estimator in several seeds.
 
-for outcome in outcomes([numbers_of_seed_0, numbers_of_seed_1]):
-    print(outcome.goal.words, outcome.estimator, outcome.mean, outcome.verdict)
+for target in targets([numbers_of_seed_0, numbers_of_seed_1]):
+    print(target["meaning"], target["estimator"], target["mean"], target["reached"])
 """
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 ESTIMATORS = {"variance": "", "bank": "bank/"}  # the prefixes of their numbers
-Numbers = Mapping[str, float]
+Runs = Sequence[Mapping[str, float]]  # the numbers of each seed
 
 
 @dataclass(frozen=True)
@@ -18,15 +18,15 @@ class Goal:
     """A number of `measure` and the value that one would like it to have: at least, or at most if `below`.
 
     Arguments:
-        name: of the number, without the prefix of an estimator.
-        beside: further numbers that it should be read with, by name: what no estimator is needed for, or what is the
-            best that one could do. The values are how to call them.
+        name: the name of the number, without the prefix of an estimator.
+        references: further numbers that it should be read with, by name, and their labels: they need no estimator, or
+            are the best that one could do.
     """
 
     name: str
     value: float
     words: str
-    beside: tuple[tuple[str, str], ...] = ()
+    references: tuple[tuple[str, str], ...] = ()
     below: bool = False
 
     def reached(self, value: float) -> bool:
@@ -35,6 +35,17 @@ class Goal:
     @property
     def target(self) -> str:
         return f"{'at most' if self.below else 'at least'} {self.value:g}"
+
+    def count(self, values: Sequence[float]) -> int:
+        """Return in how many seeds it is reached."""
+        return sum(map(self.reached, values))
+
+    def verdict(self, values: Sequence[float]) -> str:
+        """Return whether it is reached: only a goal that every seed reaches is called reached."""
+        reached, seeds = self.count(values), len(values)
+        return (
+            f"reached in {seeds} of {seeds} seeds" if reached == seeds else f"not reached ({reached} of {seeds} seeds)"
+        )
 
 
 GOALS = (
@@ -87,64 +98,29 @@ GOALS = (
 )
 
 
-@dataclass(frozen=True)
-class Spread:
-    """The values of one number in several seeds, in their order."""
-
-    values: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self.values)
-
-    def __str__(self) -> str:
-        return f"{self:.3f}"
-
-    def __format__(self, spec: str) -> str:
-        """The mean, and in brackets the lowest and the highest; without a format of numbers as text."""
-        if not spec.endswith("f"):
-            return format(str(self), spec)
-        if len(self.values) == 1:
-            return format(self.mean, spec)
-        return f"{self.mean:{spec}} ({min(self.values):{spec}} to {max(self.values):{spec}})"
+def spread(values: Sequence[float], digits: int = 3) -> str:
+    """Format the mean, and in brackets the lowest and the highest of several seeds."""
+    mean, low, high = (f"{value:.{digits}f}" for value in (fmean(values), min(values), max(values)))
+    return mean if len(values) == 1 else f"{mean} ({low} to {high})"
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a goal, by one estimator."""
-
-    goal: Goal
-    estimator: str
-    spread: Spread
-
-    @property
-    def reached(self) -> int:
-        """In how many seeds."""
-        return sum(map(self.goal.reached, self.spread.values))
-
-    @property
-    def verdict(self) -> str:
-        """Only what every seed reaches is called reached."""
-        seeds = len(self.spread.values)
-        if self.reached == seeds:
-            return f"reached in {seeds} of {seeds} seeds"
-        return f"not reached ({self.reached} of {seeds} seeds)"
-
-    def as_json(self) -> dict[str, Any]:
-        low, high = min(self.spread.values), max(self.spread.values)
-        about = {"name": ESTIMATORS[self.estimator] + self.goal.name, "estimator": self.estimator}
-        about |= {"target": self.goal.target, "meaning": self.goal.words}
-        return {**about, "mean": self.spread.mean, "min": low, "max": high, "reached": self.reached}
+def values(runs: Runs, name: str) -> list[float]:
+    return [numbers[name] for numbers in runs]
 
 
-def spread(runs: Sequence[Numbers], name: str) -> Spread:
-    return Spread(tuple(numbers[name] for numbers in runs))
-
-
-def outcomes(runs: Sequence[Numbers]) -> list[Outcome]:
-    """Of every goal by every estimator, from the numbers of each seed; the estimators of a goal follow each other."""
+def targets(runs: Runs) -> list[dict[str, Any]]:
+    """Return every goal with its value by each estimator, as demo.json has them."""
     return [
-        Outcome(goal, estimator, spread(runs, prefix + goal.name))
+        {
+            "name": prefix + goal.name,
+            "estimator": estimator,
+            "target": goal.target,
+            "meaning": goal.words,
+            "mean": fmean(seeds := values(runs, prefix + goal.name)),
+            "min": min(seeds),
+            "max": max(seeds),
+            "reached": goal.count(seeds),
+        }
         for goal in GOALS
         for estimator, prefix in ESTIMATORS.items()
     ]

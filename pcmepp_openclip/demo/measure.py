@@ -1,4 +1,4 @@
-"""What the uncertainty of a model means, in numbers, on pairs whose true matches are known.
+"""The meaning of a model's uncertainty, in numbers, on pairs whose true matches are known.
 
 numbers = dict(measure(images, texts, truth, bank, match_scale))
 
@@ -7,24 +7,27 @@ The numbers of the variance have plain names, those of the bank begin with "bank
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..ambiguity import Bank, BankEntailment, HubnessCorrected
-from ..distances import CSD, Cosine, Distance, Entailment
+from ..distances import CSD, Distance, Entailment
 from ..evaluation.retrieval import precisions
 from ..evaluation.uncertainty import auroc, bin_correlation, spearman
 from ..gaussian import Gaussian
+from .dataset import HeldOut
+from .drawing import visible
 from .goals import ESTIMATORS
-from .scenes import CONDITIONS, COVERS
+from .scenes import CONDITIONS, COVERS, fitting
 
 Numbers = Iterator[tuple[str, float]]
 
 
 @dataclass(frozen=True)
 class Truth:
-    """What is known of N images and M captions.
+    """The facts of N images and M captions.
 
     Arguments:
         fits_MN: whether a caption is true of an image, bool.
@@ -34,7 +37,7 @@ class Truth:
         things_N: how many things an image shows, or would.
         visible_N: how many of them are not behind a cover.
         condition_N: "clean", "blurred" or "covered".
-        cover_N: what it is covered with, "none" for those that are not.
+        cover_N: the cover of each image, "none" for those that have none.
     """
 
     fits_MN: Tensor
@@ -48,27 +51,47 @@ class Truth:
 
     @property
     def own_MN(self) -> Tensor:
-        """Whether a caption was written for an image."""
+        """Return whether a caption was written for an image."""
         own_MN = torch.zeros_like(self.fits_MN)
         own_MN[torch.arange(len(own_MN)), self.own_M] = True
         return own_MN
 
     @property
     def own_NM(self) -> Tensor:
-        """Whether a caption is of the same words as one that was written for the image."""
+        """Return whether a caption is of the same words as one that was written for the image."""
         own_NT = torch.zeros(self.fits_MN.shape[1], int(self.text_M.max()) + 1, dtype=torch.bool)
         own_NT[self.own_M, self.text_M] = True
         return own_NT[:, self.text_M]
 
     @property
     def each_T(self) -> Tensor:
-        """One caption of each wording."""
+        """Return the index of one caption of each wording."""
         return torch.tensor(list({text: i for i, text in enumerate(self.text_M.tolist())}.values()))
 
+    def shows(self, condition: str) -> Tensor:
+        """Return whether an image is of a condition, or covered in the way that "covered_by_COVER" names."""
+        cover = condition.removeprefix("covered_by_")
+        kinds = zip(self.condition_N, self.cover_N, strict=True)
+        return torch.tensor([kind == condition or (cover != condition and by == cover) for kind, by in kinds])
 
-@dataclass(frozen=True)
-class Estimator:
-    """What says how uncertain an input is, and the two scores that are made of it.
+
+def truth_of(held_out: HeldOut) -> Truth:
+    scenes, captions = held_out.scenes, [str(caption) for caption in held_out.captions]
+    wording = {text: number for number, text in enumerate(sorted(set(captions)))}
+    return Truth(
+        fits_MN=torch.from_numpy(fitting(held_out.captions, scenes)),
+        own_M=torch.tensor(held_out.own),
+        text_M=torch.tensor([wording[text] for text in captions]),
+        words_M=torch.tensor([len(text.split()) for text in captions]),
+        things_N=torch.tensor([len(scene.things) for scene in scenes]),
+        visible_N=torch.tensor([visible(scene) for scene in scenes]),
+        condition_N=[scene.condition for scene in scenes],
+        cover_N=[scene.cover for scene in scenes],
+    )
+
+
+class Estimator(NamedTuple):
+    """An estimate of how uncertain each input is, and the two scores that are made of it.
 
     Arguments:
         image_N, text_M: the uncertainties: the sum of the variances, or the confusion.
@@ -84,21 +107,38 @@ class Estimator:
     entailment: Distance
 
 
-def by_variance(images: Gaussian, texts: Gaussian, match_scale: float, clip_scale: float) -> Estimator:
-    """The sum of the variances, which the model has learned."""
-    entailment = Entailment.of_scales(match_scale, clip_scale)
-    return Estimator(images.uncertainty, texts.uncertainty, texts.uncertainty, CSD(), entailment)
+def estimators(images: Gaussian, texts: Gaussian, bank: Bank, match_scale: float) -> dict[str, Estimator]:
+    """Return the estimators of `goals.ESTIMATORS`: the sum of the variances, which the model has learned, and the
+    confusion among reference pairs, which needs the means alone."""
+    image_N, text_M = (bank.confusion(x.mean, of) for x, of in ((images, "images"), (texts, "texts")))
+    multiplicity_M, entailment = bank.multiplicity(texts.mean, "texts"), Entailment.of_scales(match_scale, bank.scale)
+    return {
+        "variance": Estimator(images.uncertainty, texts.uncertainty, texts.uncertainty, CSD(), entailment),
+        "bank": Estimator(image_N, text_M, multiplicity_M, HubnessCorrected(bank), BankEntailment(bank)),
+    }
 
 
-def by_bank(images: Gaussian, texts: Gaussian, bank: Bank) -> Estimator:
-    """The confusion among reference pairs, and the multiplicity, which need the means alone."""
-    image_N, text_M = bank.confusion(images.mean, "images"), bank.confusion(texts.mean, "texts")
-    multiplicity_M = bank.multiplicity(texts.mean, "texts")
-    return Estimator(image_N, text_M, multiplicity_M, HubnessCorrected(bank), BankEntailment(bank))
+class Direction(NamedTuple):
+    """A direction of retrieval: the cosines of Q queries with G items, and which items fit or are the query's own."""
+
+    name: str
+    score_QG: Tensor
+    fits_QG: Tensor
+    own_QG: Tensor
+
+    @property
+    def hit_Q(self) -> Tensor:
+        """Return whether the own item comes first by the mean."""
+        return first_is(self.score_QG, self.own_QG)
+
+    @property
+    def missed_Q(self) -> Tensor:
+        return self.hit_Q < 0.5
 
 
 def measure(images: Gaussian, texts: Gaussian, truth: Truth, bank: Bank, match_scale: float) -> Numbers:
-    """(name, value) of all numbers. Two notions of a hit, since a caption may fit more images than its own:
+    """Yield the name and the value of each number. There are two notions of a hit, since a caption may fit more images
+    than its own:
 
     - `own`: the first item is the one that the query was paired with, as in the paper's and in most R@1. A vague
       caption cannot do that, however good the model; it is the notion under which uncertainty should predict failure.
@@ -109,7 +149,7 @@ def measure(images: Gaussian, texts: Gaussian, truth: Truth, bank: Bank, match_s
     An image's own captions are all of the same words as one that was written for it. Of items that tie, one is taken
     to be drawn. Numbers of `wording` and the rank correlation of captions count each wording once.
 
-    What needs no estimator stands beside: the shortness of a caption (`caption_shortness_spearman`), the largest cosine
+    Some numbers need no estimator: the shortness of a caption (`caption_shortness_spearman`), the largest cosine
     (`cosine_bins`, `cosine_miss_auroc`), the prior alone, which ranks captions without an image
     (`wording_prior_mAP@R`), and the true share of images in its place (`wording_oracle_mAP@R`).
 
@@ -117,123 +157,100 @@ def measure(images: Gaussian, texts: Gaussian, truth: Truth, bank: Bank, match_s
         bank: reference pairs of the same model, none of them held out.
         match_scale: a of the matching logit.
     """
-    yield from _of_means(images, texts, truth, bank.scale)
-    estimators = (by_variance(images, texts, match_scale, bank.scale), by_bank(images, texts, bank))
-    for prefix, estimator in zip(ESTIMATORS.values(), estimators, strict=True):
-        for part in (_of_captions, _of_images):
-            yield from ((prefix + name, value) for name, value in part(estimator, truth))
-        yield from ((prefix + name, value) for name, value in _of_retrieval(estimator, images, texts, truth))
-    missed = _missed(images, texts, truth)
-    for name, of, query, gallery in (
-        ("text_to_image", "texts", texts, images),
-        ("image_to_text", "images", images, texts),
-    ):
-        confusion_Q = bank.confusion(query.mean, of, gallery.mean)
-        yield f"bank/{name}_gallery_miss_auroc", auroc(confusion_Q, missed[name])
-
-
-def _of_means(images: Gaussian, texts: Gaussian, truth: Truth, scale: float) -> Numbers:
-    """What the cosine of the means gives, chance, and what knows the truth."""
     cosine_MN = texts.mean @ images.mean.T
-    missed, own_hits = _missed(images, texts, truth), []
-    for name, score, fits, own in (
-        ("text_to_image", cosine_MN, truth.fits_MN, truth.own_MN),
-        ("image_to_text", cosine_MN.T, truth.fits_MN.T, truth.own_NM),
-    ):
-        hit_own, largest = first_is(score, own), score.amax(dim=1)
-        own_hits.append(hit_own.mean().item())
-        yield f"{name}_own_R@1", own_hits[-1]
+    to_image = Direction("text_to_image", cosine_MN, truth.fits_MN, truth.own_MN)
+    to_text = Direction("image_to_text", cosine_MN.T, truth.fits_MN.T, truth.own_NM)
+    yield from _of_means((to_image, to_text), truth, bank.scale)
+    for name, estimator in estimators(images, texts, bank, match_scale).items():
+        parts = (*_of_inputs(estimator, truth), *_of_retrieval(estimator, images, texts, (to_image, to_text), truth))
+        yield from ((ESTIMATORS[name] + part, value) for part, value in parts)
+    for direction, of, query, gallery in ((to_image, "texts", texts, images), (to_text, "images", images, texts)):
+        confusion_Q = bank.confusion(query.mean, of, gallery.mean)
+        yield f"bank/{direction.name}_gallery_miss_auroc", auroc(confusion_Q, direction.missed_Q)
+
+
+def _of_means(directions: Sequence[Direction], truth: Truth, scale: float) -> Numbers:
+    """Yield the numbers of the cosine of the means, of chance, and of estimators that know the truth."""
+    for direction in directions:
+        name, score, fits, own = direction
+        largest_Q, drawn = score.amax(dim=1), torch.rand(score.shape, generator=torch.Generator().manual_seed(0))
+        yield f"{name}_own_R@1", direction.hit_Q.mean().item()
         yield f"{name}_own_R@1_chance", own.float().mean().item()
         yield f"{name}_any_match_R@1", first_is(score, fits).mean().item()
         yield f"{name}_any_match_R@1_chance", fits.float().mean().item()
         yield f"{name}_mAP@R", map_at_r(score, fits)
-        drawn = torch.rand(score.shape, generator=torch.Generator().manual_seed(0))
         yield f"{name}_mAP@R_chance", map_at_r(drawn, fits)
-        yield f"{name}_cosine_bins", bin_correlation(-largest, hit_own)
-        yield f"{name}_cosine_miss_auroc", auroc(-largest, missed[name])
-    yield "own_R@1", sum(own_hits) / 2
-    each_T = truth.each_T
+        yield f"{name}_cosine_bins", bin_correlation(-largest_Q, direction.hit_Q)
+        yield f"{name}_cosine_miss_auroc", auroc(-largest_Q, direction.missed_Q)
+    yield "own_R@1", sum(direction.hit_Q.mean().item() for direction in directions) / 2
+    each_T, cosine_MN = truth.each_T, directions[0].score_QG
     fits_NT, cosine_NT = truth.fits_MN[each_T].T, cosine_MN[each_T].T
     number_T = fits_NT.sum(dim=0)
     yield "caption_shortness_spearman", spearman(-truth.words_M[each_T], number_T)
-    oracle_NT = scale * cosine_NT + number_T.clamp(min=1).log()
-    for kind, score_NT in (("", cosine_NT), ("oracle_", oracle_NT)):
-        yield f"wording_{kind}mAP@R", map_at_r(score_NT, fits_NT)
-        yield f"wording_{kind}auroc", auroc(score_NT.flatten(), fits_NT.flatten())
-    paper = torch.tensor([cover == COVERS[0] for cover in truth.cover_N])
-    either = paper | _is(truth, "clean")
+    yield from _of_wordings("", cosine_NT, fits_NT)
+    yield from _of_wordings("oracle_", scale * cosine_NT + number_T.clamp(min=1).log(), fits_NT)
+    paper = truth.shows("covered_by_paper")
+    either = paper | truth.shows("clean")
     yield "covered_by_paper_auroc_ceiling", auroc(-truth.visible_N[either], paper[either])
 
 
-def _of_captions(estimator: Estimator, truth: Truth) -> Numbers:
-    """How many images does a caption fit?"""
-    each_T = truth.each_T
+def _of_wordings(name: str, score_NT: Tensor, fits_NT: Tensor) -> Numbers:
+    """Yield how well a score tells whether a caption is true of an image; each wording counts once."""
+    yield f"wording_{name}mAP@R", map_at_r(score_NT, fits_NT)
+    yield f"wording_{name}auroc", auroc(score_NT.flatten(), fits_NT.flatten())
+
+
+def _of_inputs(estimator: Estimator, truth: Truth) -> Numbers:
+    """Yield whether captions that fit more images are told from others, and whether images are uncertain that show
+    less: the AUROC against clean images, whatever their number of things and of as many things, since a scene of one
+    thing says less than one of two, seen clearly or not."""
+    each_T, clean_N = truth.each_T, truth.shows("clean")
     yield "caption_matches_spearman", spearman(estimator.multiplicity_M[each_T], truth.fits_MN[each_T].sum(dim=1))
-
-
-def _of_images(estimator: Estimator, truth: Truth) -> Numbers:
-    """Are images uncertain that show less? AUROC against clean images, whatever their number of things and of as many
-    things, since a scene of one thing says less than one of two, seen clearly or not."""
-    lost = {condition: _is(truth, condition) for condition in CONDITIONS[1:]}
-    lost |= {f"covered_by_{c}": torch.tensor([cover == c for cover in truth.cover_N]) for c in COVERS}
-    for name, lost_N in lost.items():
-        either = lost_N | _is(truth, "clean")
+    for name in (*CONDITIONS[1:], *(f"covered_by_{cover}" for cover in COVERS)):
+        lost_N = truth.shows(name)
+        either = lost_N | clean_N
         yield f"{name}_auroc", auroc(estimator.image_N[either], lost_N[either])
         for number in (1, 2):
             same = either & (truth.things_N == number)
             yield f"{name}_auroc_of_{number}", auroc(estimator.image_N[same], lost_N[same])
 
 
-def _of_retrieval(estimator: Estimator, images: Gaussian, texts: Gaussian, truth: Truth) -> Numbers:
-    """Do uncertain queries fail, and what do the two scores give in place of the cosine?"""
-    cosine_MN = texts.mean @ images.mean.T
+def _of_retrieval(
+    estimator: Estimator, images: Gaussian, texts: Gaussian, directions: Sequence[Direction], truth: Truth
+) -> Numbers:
+    """Yield whether uncertain queries fail, and how good the two scores are in place of the cosine."""
     csd_MN, csd_NM = -estimator.csd.transposed.matrix(texts, images), -estimator.csd.matrix(images, texts)
-    missed, gains = _missed(images, texts, truth), []
-    for name, uncertainty_Q, score, csd, fits, own in (
-        ("text_to_image", estimator.text_M, cosine_MN, csd_MN, truth.fits_MN, truth.own_MN),
-        ("image_to_text", estimator.image_N, cosine_MN.T, csd_NM, truth.fits_MN.T, truth.own_NM),
+    gain = 0.0
+    for direction, uncertainty_Q, csd_QG in zip(
+        directions, (estimator.text_M, estimator.image_N), (csd_MN, csd_NM), strict=True
     ):
-        hit_mean, hit_csd = first_is(score, own), first_is(csd, own)
-        yield f"{name}_bins", bin_correlation(uncertainty_Q, hit_mean)
+        name, score, fits, own = direction
+        hit_csd = first_is(csd_QG, own)
+        yield f"{name}_bins", bin_correlation(uncertainty_Q, direction.hit_Q)
         yield f"{name}_csd_bins", bin_correlation(uncertainty_Q, hit_csd)
         yield f"{name}_any_match_bins", bin_correlation(uncertainty_Q, first_is(score, fits))
-        yield f"{name}_miss_auroc", auroc(uncertainty_Q, missed[name])
+        yield f"{name}_miss_auroc", auroc(uncertainty_Q, direction.missed_Q)
         yield f"{name}_csd_own_R@1", hit_csd.mean().item()
-        yield f"{name}_csd_mAP@R", map_at_r(csd, fits)
-        gains.append((hit_csd.mean() - hit_mean.mean()).item())
-    yield "csd_gain_R@1", sum(gains) / 2
+        yield f"{name}_csd_mAP@R", map_at_r(csd_QG, fits)
+        gain += (hit_csd.mean() - direction.hit_Q.mean()).item() / 2
+    yield "csd_gain_R@1", gain
     each_T = truth.each_T
     fits_NT, some = truth.fits_MN[each_T].T, Gaussian(texts.mean[each_T], texts.logvar[each_T])
-    scores = {
-        "csd": csd_NM[:, each_T],
-        "entailment": -estimator.entailment.matrix(images, some),
-        "prior": estimator.multiplicity_M[each_T].expand(fits_NT.shape),
-    }
-    for name, score_NT in scores.items():
-        yield f"wording_{name}_mAP@R", map_at_r(score_NT, fits_NT)
-        yield f"wording_{name}_auroc", auroc(score_NT.flatten(), fits_NT.flatten())
-    by_mean = map_at_r(cosine_MN[each_T].T, fits_NT)
-    yield "entailment_gain_mAP@R", map_at_r(scores["entailment"], fits_NT) - by_mean
-
-
-def _missed(images: Gaussian, texts: Gaussian, truth: Truth) -> dict[str, Tensor]:
-    """Which queries do not find their own item first, by the mean."""
-    cosine_MN = -Cosine().matrix(texts, images)
-    hits = {"text_to_image": first_is(cosine_MN, truth.own_MN), "image_to_text": first_is(cosine_MN.T, truth.own_NM)}
-    return {name: hit < 0.5 for name, hit in hits.items()}
-
-
-def _is(truth: Truth, condition: str) -> Tensor:
-    return torch.tensor([found == condition for found in truth.condition_N])
+    entailment_NT = -estimator.entailment.matrix(images, some)
+    yield from _of_wordings("csd_", csd_NM[:, each_T], fits_NT)
+    yield from _of_wordings("entailment_", entailment_NT, fits_NT)
+    yield from _of_wordings("prior_", estimator.multiplicity_M[each_T].expand(fits_NT.shape), fits_NT)
+    by_mean = map_at_r(directions[0].score_QG[each_T].T, fits_NT)
+    yield "entailment_gain_mAP@R", map_at_r(entailment_NT, fits_NT) - by_mean
 
 
 def first_is(score_QG: Tensor, wanted_QG: Tensor) -> Tensor:
-    """The share of wanted items among those of the highest score, [Q]: 0 or 1 but for ties."""
+    """Return the share of wanted items among those of the highest score, [Q]: 0 or 1 but for ties."""
     first_QG = score_QG == score_QG.amax(dim=1, keepdim=True)
     return (first_QG & wanted_QG).sum(dim=1) / first_QG.sum(dim=1)
 
 
 def map_at_r(score_QG: Tensor, fits_QG: Tensor) -> float:
-    """mAP@R over queries, each of which must have an item that fits."""
+    """Return mAP@R over queries, each of which must have an item that fits."""
     order_QG = score_QG.argsort(dim=1, descending=True, stable=True)
     return precisions(fits_QG.gather(1, order_QG), fits_QG.sum(dim=1))[0].mean().item()

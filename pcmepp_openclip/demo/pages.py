@@ -1,17 +1,16 @@
-"""The demo's report: what was measured, in plain words, with images."""
+"""The demo's report: the measured numbers in plain words, with images."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from ..reports import plots
 from ..reports.report import Plot, Section, Thumbnail
 from ..reports.report import write_report as write_html
 from .dataset import CAPTIONS_PER_IMAGE
 from .drawing import render
-from .goals import ESTIMATORS, GOALS, Numbers, outcomes, spread
+from .figure import equal_steps
+from .goals import ESTIMATORS, GOALS, Runs, spread, values
 from .measure import first_is
 from .results import Result
 from .scenes import CONDITIONS, COVERS
@@ -38,150 +37,137 @@ ENTAILMENT = """Whether a caption is true of an image is another question than w
 entailment score adds an estimate of how many images a caption fits to the cosine. The prior alone ranks the captions in
 the same order for every image: a score that is no better has not looked at the image. The oracle knows how many images
 each caption is true of. Each wording counts once."""
-QUERIES = (("text_to_image", "image for a caption"), ("image_to_text", "caption for an image"))
+IMAGES = """Some scenes were blurred or half covered, in training too: with the colour of the paper, where nothing hints
+at it, with grey, or with coloured squares. Their captions tell of the scene as it was, of which less can be seen. The
+table has the AUROC against clean images. For each estimator there are first the six most certain images, then the six
+most uncertain ones, each with the longest of its captions."""
+QUERIES = {"text_to_image": "image for a caption", "image_to_text": "caption for an image"}
+FAILED = {  # rows of the failures, and the names of their numbers
+    "the largest cosine": "{}_cosine_miss_auroc",
+    "the variance": "{}_miss_auroc",
+    "the bank": "bank/{}_miss_auroc",
+    "the bank, over the held-out items": "bank/{}_gallery_miss_auroc",
+}
+SCORES = {  # scores of a pair, and how the names of their numbers begin
+    "the cosine of the means": "wording_",
+    "CSD, variance": "wording_csd_",
+    "the entailment score, variance": "wording_entailment_",
+    "the prior alone, variance: no image at all": "wording_prior_",
+    "CSD, bank": "bank/wording_csd_",
+    "the entailment score, bank": "bank/wording_entailment_",
+    "the prior alone, bank: no image at all": "bank/wording_prior_",
+    "the oracle: the cosine and the true share": "wording_oracle_",
+}
 
 
-def write_report(folder: Path, result: Result, runs: Sequence[Numbers]) -> Path:
-    """Arguments: the result of the first seed, and the numbers of all seeds."""
+def write_report(folder: Path, result: Result, runs: Runs) -> Path:
+    """Write the report of the first seed's result and the numbers of all seeds. Returns the path of the page."""
     sections = [
-        _targets(runs),
+        Section(
+            "In short",
+            "",
+            goal_rows(runs),
+            ["what one would like", "target", *(x for e in ESTIMATORS for x in (e, ""))],
+        ),
         _captions(result),
         _images(result, runs),
-        _retrieval(result, runs),
-        _failures(runs),
-        _entailment(runs),
+        *_tables(result, runs),
     ]
     return write_html(folder, "What the uncertainty of a small PCME++ model means", sections, LEAD)
 
 
-def _targets(runs: Sequence[Numbers]) -> Section:
-    rows, found = [], outcomes(runs)
+def _cells(runs: Runs, *names: str | None) -> list[str]:
+    """Return the numbers of these names, "–" for None."""
+    return ["–" if name is None else spread(values(runs, name)) for name in names]
+
+
+def _by_each(name: str) -> list[str]:
+    """Return the names of a number by each estimator."""
+    return [prefix + name for prefix in ESTIMATORS.values()]
+
+
+def goal_rows(runs: Runs) -> list[list[str]]:
+    """Return a row for each goal, and for each number that it should be read with."""
+    rows = []
     for goal in GOALS:
-        cells = [cell for o in found if o.goal == goal for cell in (str(o.spread), o.verdict)]
-        rows.append([goal.words, goal.target, *cells])
-        for name, words in goal.beside:
-            rows.append([f"beside: {words}", "", str(spread(runs, name)), "", "", ""])
-    header = ["what one would like", "target", *(cell for name in ESTIMATORS for cell in (name, ""))]
-    return Section("In short", "", rows, header)
+        numbers = [values(runs, name) for name in _by_each(goal.name)]
+        rows.append([goal.words, goal.target, *(cell for x in numbers for cell in (spread(x), goal.verdict(x)))])
+        rows += [[f"beside: {words}", "", *_cells(runs, name), "", "", ""] for name, words in goal.references]
+    return rows
 
 
 def _captions(result: Result) -> Section:
-    each_T = result.truth.each_T
+    each_T, scenes, figures = result.truth.each_T, result.held_out.scenes, []
     number_T = result.truth.fits_MN[each_T].sum(dim=1)
-    of = {name: estimator.text_M[each_T] for name, estimator in result.estimators.items()}
-    figures = []
-    for name, uncertainty_T in of.items():
+    for name, estimator in result.estimators.items():
         figure, axes = plots.new(x="images that the caption is true of", y=f"uncertainty by the {name}")
-        axes.scatter(number_T.tolist(), uncertainty_T.tolist(), s=6, alpha=0.4)
+        axes.scatter(number_T.tolist(), estimator.text_M[each_T].tolist(), s=6, alpha=0.4)
         axes.set_xscale("log")
         figures.append(Plot(f"captions-{name}", figure, f"uncertainty of captions by the {name}"))
     share_T = result.bank.multiplicity(result.texts.mean[each_T], "texts") / len(result.bank)
-    order = share_T.argsort().tolist()
     rows = []
-    for place in torch.linspace(0, len(order) - 1, 12).round().int().tolist():
-        i = order[place]
-        text = str(result.held_out.captions[int(each_T[i])])
-        true_share = number_T[i].item() / len(result.held_out.scenes)
-        rows.append([text, f"{of['variance'][i]:.3g}", f"{100 * share_T[i]:.1f} %", f"{100 * true_share:.1f} %"])
-    return Section(
-        "Captions",
-        f"Each dot is a caption. Of {len(result.held_out.scenes)} images it is true of as many as the axis says. The "
-        "table goes from the smallest multiplicity by the bank to the largest one, in equal steps.",
-        rows,
-        ["caption", "variance", "share of images that it fits, by the bank's multiplicity", "share that it is true of"],
-        figures,
-    )
+    for i in equal_steps(share_T, 12):
+        text, variance = str(result.held_out.captions[each_T[i]]), result.texts.uncertainty[each_T[i]]
+        shares = (f"{100 * share:.1f} %" for share in (share_T[i], number_T[i] / len(scenes)))
+        rows.append([text, f"{variance:.3g}", *shares])
+    text = f"""Each dot is a caption. Of {len(scenes)} images it is true of as many as the axis says. The table goes
+from the smallest multiplicity by the bank to the largest one, in equal steps."""
+    header = [
+        "caption",
+        "variance",
+        "share of images that it fits, by the bank's multiplicity",
+        "share that it is true of",
+    ]
+    return Section("Captions", text, rows, header, figures)
 
 
-def _images(result: Result, runs: Sequence[Numbers]) -> Section:
-    scenes, captions = result.held_out.scenes, result.held_out.captions
-    kinds = {name: [scene.condition == name for scene in scenes] for name in CONDITIONS[:2]}
-    kinds |= {f"covered by {cover}": [scene.cover == cover for scene in scenes] for cover in COVERS}
-    figures, thumbnails = [], []
+def _images(result: Result, runs: Runs) -> Section:
+    scenes, captions, figures, thumbnails = result.held_out.scenes, result.held_out.captions, [], []
+    lost = (*CONDITIONS[1:], *(f"covered_by_{cover}" for cover in COVERS))
     for name, estimator in result.estimators.items():
         figure, axes = plots.new(x=f"uncertainty of the image by the {name}", y="share of images")
-        _histogram(axes, estimator.image_N, kinds)
+        edges = torch.linspace(estimator.image_N.min(), estimator.image_N.max(), 31).numpy()
+        for kind in ("clean", "blurred", *lost[2:]):
+            chosen = estimator.image_N[result.truth.shows(kind)].numpy()
+            weights = [1 / max(1, len(chosen))] * len(chosen)
+            axes.hist(chosen, edges, weights=weights, histtype="step", label=kind.replace("_", " "))
+        axes.legend(frameon=False, labelcolor=plots.INK)
         figures.append(Plot(f"images-{name}", figure, f"uncertainty of images by the {name}"))
         order = estimator.image_N.argsort().tolist()
         for i in (*order[:6], *order[-6:]):
             own = max(map(str, captions[i * CAPTIONS_PER_IMAGE : (i + 1) * CAPTIONS_PER_IMAGE]), key=len)
             thumbnails.append(Thumbnail(render(scenes[i]), f"{name} {estimator.image_N[i]:.3g}: {own}"))
-    lost = (*CONDITIONS[1:], *(f"covered_by_{cover}" for cover in COVERS))
-    rows = [
-        [name.replace("_", " "), *(_shown(runs, f"{prefix}{name}_auroc") for prefix in ESTIMATORS.values())]
-        for name in lost
-    ]
-    return Section(
-        "Images",
-        "Some scenes were blurred or half covered, in training too: with the colour of the paper, where nothing hints "
-        "at it, with grey, or with coloured squares. Their captions tell of the scene as it was, of which less can be "
-        "seen. The table has the AUROC against clean images. For each estimator there are first the six most certain "
-        "images, then the six most uncertain ones, each with the longest of its captions.",
-        rows,
-        ["", *ESTIMATORS],
-        figures,
-        thumbnails,
-    )
+    rows = [[kind.replace("_", " "), *_cells(runs, *_by_each(f"{kind}_auroc"))] for kind in lost]
+    return Section("Images", IMAGES, rows, ["", *ESTIMATORS], figures, thumbnails)
 
 
-def _histogram(axes: object, uncertainty_N: Tensor, kinds: dict[str, list[bool]]) -> None:
-    edges = torch.linspace(uncertainty_N.min(), uncertainty_N.max(), 31).numpy()
-    for name, chosen in kinds.items():
-        values = uncertainty_N[chosen].numpy()
-        weights = [1 / max(1, len(values))] * len(values)
-        axes.hist(values, edges, weights=weights, histtype="step", label=name)  # type: ignore[attr-defined]
-    axes.legend(frameon=False, labelcolor=plots.INK)  # type: ignore[attr-defined]
-
-
-def _retrieval(result: Result, runs: Sequence[Numbers]) -> Section:
-    rows = []
-    for name, words in QUERIES:
-        csd = [_shown(runs, f"{prefix}{name}_csd_own_R@1") for prefix in ESTIMATORS.values()]
-        rows.append([f"{words}: its own comes first (R@1)", *_with_chance(runs, f"{name}_own_R@1"), *csd])
-        rows.append([f"{words}: what comes first fits (R@1)", *_with_chance(runs, f"{name}_any_match_R@1"), "–", "–"])
-        csd = [_shown(runs, f"{prefix}{name}_csd_mAP@R") for prefix in ESTIMATORS.values()]
-        rows.append([f"{words}: mAP@R with all that fit", *_with_chance(runs, f"{name}_mAP@R"), *csd])
-        for kind, what in (("bins", "own comes first"), ("any_match_bins", "what comes first fits")):
-            bins = [_shown(runs, f"{prefix}{name}_{kind}") for prefix in ESTIMATORS.values()]
-            rows.append([f"{words}: bins by the uncertainty, {what}", "–", "–", *bins])
-    hit_M = first_is(result.texts.mean @ result.images.mean.T, result.truth.own_MN)
-    figures = []
+def _tables(result: Result, runs: Runs) -> list[Section]:
+    """Return the sections about retrieval, failures and whether a caption is true."""
+    rows, failures = [], []
+    for name, words in QUERIES.items():
+        for label, plain, estimated in (
+            ("its own comes first (R@1)", "own_R@1", "csd_own_R@1"),
+            ("what comes first fits (R@1)", "any_match_R@1", None),
+            ("mAP@R with all that fit", "mAP@R", "csd_mAP@R"),
+            ("bins by the uncertainty, own comes first", None, "bins"),
+            ("bins by the uncertainty, what comes first fits", None, "any_match_bins"),
+        ):
+            names = [f"{name}_{plain}", f"{name}_{plain}_chance"] if plain else [None, None]
+            each = _by_each(f"{name}_{estimated}") if estimated else [None, None]
+            rows.append([f"{words}: {label}", *_cells(runs, *names, *each)])
+    for label, name in FAILED.items():
+        failures.append([label, *_cells(runs, *(name.format(query) for query in QUERIES))])
+    truths = [[label, *_cells(runs, f"{name}mAP@R", f"{name}auroc")] for label, name in SCORES.items()]
+    truth, figures = result.truth, []
+    hit_M = first_is(result.texts.mean @ result.images.mean.T, truth.own_MN)
     for name, estimator in result.estimators.items():
         figure, axes = plots.new(x=f"tenth of the captions, by the {name}", y="own image found first")
         axes.bar(range(1, 11), [part.mean().item() for part in hit_M[estimator.text_M.argsort()].tensor_split(10)])
         caption = f"how often captions find their own image first, from certain to uncertain by the {name}"
         figures.append(Plot(f"bins-{name}", figure, caption))
-    return Section("Retrieval", HITS, rows, ["", "by the mean", "by chance", *ESTIMATORS], figures)
-
-
-def _failures(runs: Sequence[Numbers]) -> Section:
-    kinds = (
-        ("cosine_miss_auroc", "", "the largest cosine"),
-        ("miss_auroc", "", "the variance"),
-        ("miss_auroc", "bank/", "the bank"),
-        ("gallery_miss_auroc", "bank/", "the bank, over the held-out items"),
-    )
-    rows = [[words, *(_shown(runs, f"{prefix}{name}_{kind}") for name, _ in QUERIES)] for kind, prefix, words in kinds]
-    return Section("Failures", FAILURES, rows, ["", *(words for _, words in QUERIES)])
-
-
-def _entailment(runs: Sequence[Numbers]) -> Section:
-    scores = [("", "", "the cosine of the means")]
-    for prefix, words in (("", "variance"), ("bank/", "bank")):
-        scores += [(prefix, "csd_", f"CSD, {words}"), (prefix, "entailment_", f"the entailment score, {words}")]
-        scores += [(prefix, "prior_", f"the prior alone, {words}: no image at all")]
-    scores += [("", "oracle_", "the oracle: the cosine and the true share")]
-    rows = [
-        [words, *(_shown(runs, f"{prefix}wording_{kind}{what}") for what in ("mAP@R", "auroc"))]
-        for prefix, kind, words in scores
-    ]
     header = ["ranked by", "mAP@R, caption for an image", "AUROC of true against false pairs"]
-    return Section("Is the caption true?", ENTAILMENT, rows, header)
-
-
-def _with_chance(runs: Sequence[Numbers], name: str) -> list[str]:
-    return [_shown(runs, name), f"{spread(runs, f'{name}_chance').mean:.3f}"]
-
-
-def _shown(runs: Sequence[Numbers], name: str) -> str:
-    return str(spread(runs, name))
+    return [
+        Section("Retrieval", HITS, rows, ["", "by the mean", "by chance", *ESTIMATORS], figures),
+        Section("Failures", FAILURES, failures, ["", *QUERIES.values()]),
+        Section("Is the caption true?", ENTAILMENT, truths, header),
+    ]

@@ -5,6 +5,7 @@ A caption is a predicate over scenes: it says which of these facts hold, from no
 circle left of a large blue square"). So it is known which captions truly fit which scenes, and how many.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -22,7 +23,7 @@ CLEAN_SHARE, TWO_SHARE = 0.6, 2 / 3
 
 @dataclass(frozen=True)
 class Thing:
-    """A thing in a scene, or in a caption what is said of one: there, None is what is left open."""
+    """A thing in a scene, or as a caption describes it, where None leaves a fact open."""
 
     size: str | None = None
     colour: str | None = None
@@ -32,9 +33,6 @@ class Thing:
     def facts(self) -> tuple[str | None, ...]:
         return self.size, self.colour, self.shape
 
-    def fits(self, thing: "Thing") -> bool:
-        return all(said is None or said == fact for said, fact in zip(self.facts, thing.facts, strict=True))
-
     def __str__(self) -> str:
         words = [*filter(None, self.facts[:2]), self.shape or "shape"]
         return f"a {' '.join(words)}"
@@ -42,14 +40,14 @@ class Thing:
 
 @dataclass(frozen=True)
 class Scene:
-    """What is to be drawn.
+    """The facts of an image.
 
     Arguments:
         things: one or two.
         relation: of the first to the second, "left of" or "above"; None for one thing.
         condition: "clean", "blurred" or "covered": the facts stay the same, but less of them can be seen.
-        jitter: seed of what no caption speaks of: exact places, and which half is covered.
-        cover: what a covered scene is covered with, one of `COVERS`; "none" for the others.
+        jitter: seed of all that no caption speaks of: exact places, and which half is covered.
+        cover: the cover of a covered scene, one of `COVERS`; "none" for the others.
     """
 
     things: tuple[Thing, ...]
@@ -61,24 +59,12 @@ class Scene:
 
 @dataclass(frozen=True)
 class Caption:
-    """What is said of a scene: a thing, or two, and perhaps how the first stands to the second."""
+    """A predicate over scenes: one thing, or two and perhaps how the first stands to the second. A caption of one thing
+    is true of a scene in which any thing has the named facts."""
 
     first: Thing
     second: Thing | None = None
     relation: str | None = None
-
-    def fits(self, scene: Scene) -> bool:
-        """Whether it is true of the scene, by the definition; `fitting` is the fast form."""
-        if self.second is None:
-            return any(self.first.fits(thing) for thing in scene.things)
-        if len(scene.things) < 2 or scene.relation is None:
-            return False
-        one, two = scene.things
-        both_ways = ((one, two, scene.relation), (two, one, opposite(scene.relation)))
-        return any(
-            self.first.fits(a) and self.second.fits(b) and self.relation in (None, relation)
-            for a, b, relation in both_ways
-        )
 
     def __str__(self) -> str:
         if self.second is None:
@@ -93,7 +79,7 @@ def opposite(relation: str) -> str:
 
 
 def draw_scene(random: Random, things: int | None = None) -> Scene:
-    """A random scene, of `things` things if given."""
+    """Draw a random scene, of one or two things unless `things` says how many."""
     number = things or (2 if random.random() < TWO_SHARE else 1)
     chosen = tuple(Thing(random.choice(SIZES), random.choice(COLOURS), random.choice(SHAPES)) for _ in range(number))
     condition = "clean" if random.random() < CLEAN_SHARE else random.choice(CONDITIONS[1:])
@@ -103,7 +89,7 @@ def draw_scene(random: Random, things: int | None = None) -> Scene:
 
 
 def draw_caption(random: Random, scene: Scene) -> Caption:
-    """A caption that fits the scene and names some of its facts: how many is uniform, which ones too."""
+    """Draw a caption that fits the scene and names some of its facts: how many is uniform, which ones too."""
     things, relation = list(scene.things), scene.relation
     if len(things) == 2 and relation and random.random() < 0.5:  # either of them may come first
         things.reverse()
@@ -121,30 +107,30 @@ def draw_caption(random: Random, scene: Scene) -> Caption:
 
 
 def fitting(captions: Sequence[Caption], scenes: Sequence[Scene]) -> np.ndarray:
-    """Which captions fit which scenes, [captions, scenes] of bool: `Caption.fits`, all scenes at once."""
-    facts = np.array([[t.facts for t in (*s.things, Thing("", "", ""))[:2]] for s in scenes])  # [scenes, 2, 3]
-    relation = np.array([scene.relation or "" for scene in scenes])
-    there = np.array([len(scene.things) == 2 for scene in scenes])
-    is_fact = {(f, word): facts[:, :, f] == word for f, words in enumerate((SIZES, COLOURS, SHAPES)) for word in words}
-    is_relation = {word: relation == word for word in RELATIONS}
+    """Return which captions fit which scenes, [captions, scenes] of bool. A caption may name either thing first."""
+    words = np.array([_both_orders(scene) for scene in scenes])  # [scenes, 2, 7]
 
-    def holds(said: Thing) -> np.ndarray:
-        out = np.stack([np.ones(len(scenes), dtype=bool), there], axis=1)
-        for f, word in enumerate(said.facts):
-            if word is not None:
-                out = out & is_fact[f, word]
-        return out
+    @functools.cache
+    def is_word(place: int, word: str) -> np.ndarray:
+        return words[:, :, place] == word
 
     def fits(caption: Caption) -> np.ndarray:
-        first = holds(caption.first)
-        if caption.second is None:
-            return first[:, 0] | first[:, 1]
-        second = holds(caption.second)
-        forward, backward = first[:, 0] & second[:, 1], first[:, 1] & second[:, 0]
-        if caption.relation is not None:
-            forward &= is_relation[caption.relation]
-            backward &= is_relation[opposite(caption.relation)]
-        return forward | backward
+        second = caption.second or Thing()
+        holds = np.ones(words.shape[:2], dtype=bool)
+        if caption.second is not None:
+            holds &= ~is_word(5, "")  # there is a second thing
+        for place, word in enumerate((*caption.first.facts, *second.facts, caption.relation)):
+            if word is not None:
+                holds &= is_word(place, word)
+        return holds[:, 0] | holds[:, 1]
 
     rows = {caption: fits(caption) for caption in set(captions)}
     return np.stack([rows[caption] for caption in captions])
+
+
+def _both_orders(scene: Scene) -> list[tuple[str | None, ...]]:
+    """Return the facts of both things and the relation of the first to the second, from either of them."""
+    one, two = (*scene.things, Thing("", "", ""))[:2]
+    if scene.relation is None:
+        return [(*one.facts, *two.facts, "")] * 2
+    return [(*one.facts, *two.facts, scene.relation), (*two.facts, *one.facts, opposite(scene.relation))]

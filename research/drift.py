@@ -1,19 +1,23 @@
-"""What becomes of the uncertainty of PCMEpp-tiny in a long run, with a learned match scale and with a tied one.
+"""Follow the uncertainty of PCMEpp-tiny through a long run, with a learned match scale and with a tied one.
 
-python -m benchmarks drift [--steps 3000] [--every 250] [--runs learned tied]
+python -m research.drift [--steps 3000] [--every 250] [--runs learned tied]
 
-All runs see the same batches of the demo's scenes, held in memory. The table has what `pcmepp train` logs, averaged
-over the steps since the row before, and what only data with known matches can tell, on held-out scenes.
+All runs see the same batches of the demo's scenes, held in memory. The table has the diagnostics of
+`pcmepp train`, averaged over the steps since the row before, and numbers that only data with known matches can tell, on
+held-out scenes.
 """
 
 import argparse
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import open_clip
 from torch import Tensor
 
-from .sweep import build, encode, make_pairs, measured, shrink_vocabulary, train, truth_of
+from pcmepp_openclip.demo.measure import truth_of
+
+from .sweep import build, encode, make_pairs, measured, shrink_vocabulary, train
 
 RUNS: dict[str, dict[str, Any]] = {
     "learned": {"match_logit": "learned", "init_match_scale": 5.0, "init_match_shift": 5.0, "init_logvar_bias": -5.0},
@@ -33,8 +37,8 @@ MEASURED = (
 LOG_EVERY = 10  # steps
 
 
-def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks drift", description=__doc__)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m research.drift", description=__doc__)
     parser.add_argument("--steps", type=int, default=3000, help="of each run (default: %(default)s)")
     parser.add_argument("--every", type=int, default=250, metavar="STEPS", help="between rows (default: %(default)s)")
     parser.add_argument("--size", type=int, default=40_000, help="number of training pairs (default: %(default)s)")
@@ -45,7 +49,7 @@ def main(argv: list[str]) -> None:
     data, held_out = make_pairs(f"train {args.seed}", args.size), make_pairs(f"test {args.seed}", 1000, captions=4)
     config = open_clip.get_model_config("PCMEpp-tiny")
     shrink_vocabulary(config, data, held_out)
-    truth, start = truth_of(held_out), time.monotonic()
+    truth, start = truth_of(held_out.drawn), time.monotonic()
     print("| run | step |", " | ".join([*LOGGED, *MEASURED]), "|", flush=True)
     print("|---" * (2 + len(LOGGED) + len(MEASURED)) + "|", flush=True)
     for name in args.runs:
@@ -75,3 +79,7 @@ def main(argv: list[str]) -> None:
 
         train(model, loss, data, argparse.Namespace(steps=args.steps, seed=args.seed, **schedule), on_step)
     print(f"\n{(time.monotonic() - start) / 60:.1f} minutes")
+
+
+if __name__ == "__main__":
+    main()

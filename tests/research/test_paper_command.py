@@ -1,4 +1,4 @@
-"""`pcmepp paper`: at its smallest with real processes, and with a stand-in for them where only the order matters."""
+"""`python -m research.paper` at its smallest with real processes, and with a stand-in where only the order matters."""
 
 import json
 import math
@@ -15,23 +15,27 @@ from concurrent.futures import Executor, Future
 
 import pytest
 import torch
-from scipy.stats import kendalltau
 
 from pcmepp_openclip import cli
 from pcmepp_openclip.evaluation.datasets import Captioned
 from pcmepp_openclip.evaluation.retrieval import precisions
-from pcmepp_openclip.paper import baselines, pages, runner, scales
-from pcmepp_openclip.paper.agreement import agreement, kendall
-from pcmepp_openclip.paper.rows import Figure
-from pcmepp_openclip.paper.tables import FIGURES, TABLES
+from research.command import run as start
+from research.paper import __main__ as command
+from research.paper import baselines, pages, runs
+from research.paper.pages import agreement
+from research.paper.tables import FIGURES, TABLES
 
 SMALL = ["--seeds", "1", "--steps", "2", "--start-steps", "2", "--size", "256"]
 
 
+def paper(*words):
+    return start(command.NAME, command.main, list(map(str, words)))
+
+
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(scales, "HELD_OUT", 30)
-    monkeypatch.setattr(scales, "ZEROSHOT", 24)
+    monkeypatch.setattr(runs, "HELD_OUT", 30)
+    monkeypatch.setattr(runs, "ZEROSHOT", 24)
 
 
 def in_this_process(self, line, log):
@@ -57,15 +61,15 @@ class Inline(Executor):
         future = Future()
         try:
             future.set_result(work(*args))
-        except runner.Failed as failure:
+        except runs.Failed as failure:
             future.set_exception(failure)
         return future
 
 
 def test_a_table_of_two_rows_in_real_processes(small, tmp_path, capfd):
     """One training from scratch, which both rows share, and one evaluation."""
-    line = ["paper", "imagenet", "--rows", "one,best-k", *SMALL, "--out", str(tmp_path / "out")]
-    assert cli.run(line) == 0
+    line = ["imagenet", "--rows", "one,best-k", *SMALL, "--out", str(tmp_path / "out")]
+    assert paper(*line) == 0
     printed = capfd.readouterr().out
     results = json.loads((tmp_path / "out/imagenet/results.json").read_text())
     (run,) = (tmp_path / "out/runs").iterdir()
@@ -77,19 +81,19 @@ def test_a_table_of_two_rows_in_real_processes(small, tmp_path, capfd):
     assert results["baselines"]["chance"]["Top-1"] == pytest.approx(100 / 24) and "41.82" in printed
     assert "Match_loss" in (run / "seed-0/run/out.log").read_text()
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
-    assert cli.run(line) == 0  # nothing is run again
+    assert paper(*line) == 0  # nothing is run again
     assert before == {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
 
 
 def test_rows_start_from_one_clip_and_a_failed_row_is_shown(small, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(runner.Runner, "_call", in_this_process)
-    monkeypatch.setattr(runner, "ThreadPoolExecutor", Inline)
+    monkeypatch.setattr(runs.Runner, "_call", in_this_process)
+    monkeypatch.setattr(runs, "ThreadPoolExecutor", Inline)
     out = tmp_path / "out"
-    line = ["paper", "distances", "--rows", "wasserstein,csd", *SMALL, "--out", str(out)]
-    assert cli.run(line) == 0
-    table, scale = TABLES["distances"], scales.Scenes(out, 2, 2, 256)
+    line = ["distances", "--rows", "wasserstein,csd", *SMALL, "--out", str(out)]
+    assert paper(*line) == 0
+    table, scale = TABLES["distances"], runs.Scenes(out, 2, 2, 256)
     rows = {row.key: scale.run(table, row, 0) for row in table.rows}
-    clip = torch.load(scale.start(0).checkpoint, weights_only=True)
+    clip = torch.load(scale.start(0).clip, weights_only=True)
     assert clip and not any("uncertainty" in name for name in clip)
     log = (rows["csd"].folder / "run/out.log").read_text()
     assert "Warm start" in log and "Contrastive_loss" not in log
@@ -105,13 +109,13 @@ def test_rows_start_from_one_clip_and_a_failed_row_is_shown(small, tmp_path, mon
 
     def failing(self, line, log):
         if f"{rows['wasserstein'].folder}" in " ".join(line):
-            raise runner.Failed(log)
+            raise runs.Failed(log)
         in_this_process(self, line, log)
 
-    monkeypatch.setattr(runner.Runner, "_call", failing)
+    monkeypatch.setattr(runs.Runner, "_call", failing)
     rows["wasserstein"].results.unlink()
     rows["csd"].results.unlink()
-    assert cli.run(line) == 1
+    assert paper(*line) == 1
     said = capsys.readouterr()
     assert "rows of distances failed" in said.err and f"failed, see {rows['wasserstein'].evaluation}.log" in said.out
     results = json.loads((out / "distances/results.json").read_text())
@@ -141,12 +145,12 @@ def evaluated(path, **changed):
     ],
 )
 def test_a_damaged_result_fails_its_row_alone(damage, tmp_path, capsys):
-    table, scale = TABLES["beta"], scales.Scenes(tmp_path, 2, 2, 256)
+    table, scale = TABLES["beta"], runs.Scenes(tmp_path, 2, 2, 256)
     rows = {row.key: scale.run(table, row, 0) for row in table.rows[:2]}
     for run in rows.values():
         evaluated(run.results)
     damage(rows["0"].results)
-    assert cli.run(["paper", "beta", "--rows", "0,0.1", *SMALL, "--out", str(tmp_path)]) == 1
+    assert paper("beta", "--rows", "0,0.1", *SMALL, "--out", str(tmp_path)) == 1
     said = capsys.readouterr()
     assert f"0, seed 0: failed, {rows['0'].results} is damaged" in said.err and "delete it" in said.err
     found = {row["key"]: row for row in json.loads((tmp_path / "beta/results.json").read_text())["rows"]}
@@ -155,17 +159,17 @@ def test_a_damaged_result_fails_its_row_alone(damage, tmp_path, capsys):
 
 def test_two_commands_in_one_folder(tmp_path, capsys):
     """The second one is refused while the first one works, and the folder is free once the first one is gone."""
-    scale = scales.Scenes(tmp_path, 2, 2, 256)
+    scale = runs.Scenes(tmp_path, 2, 2, 256)
     evaluated(scale.run(TABLES["beta"], TABLES["beta"].rows[0], 0).results)
-    line = ["paper", "beta", "--rows", "0", *SMALL, "--out", str(tmp_path)]
+    line = ["beta", "--rows", "0", *SMALL, "--out", str(tmp_path)]
     take = "import fcntl, sys, time; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True)"
     command = [sys.executable, "-c", f"{take}; time.sleep(100)", str(tmp_path / "lock")]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
         other.stdout.readline()
-        assert cli.run(line) == 1
-        assert f"another `pcmepp paper` works in --out {tmp_path}" in capsys.readouterr().err
+        assert paper(*line) == 1
+        assert f"another `python -m research.paper` works in --out {tmp_path}" in capsys.readouterr().err
         other.kill()
-    assert cli.run(line) == 0
+    assert paper(*line) == 0
 
 
 def test_a_failed_start_fails_its_rows_once(small, tmp_path, monkeypatch):
@@ -173,26 +177,26 @@ def test_a_failed_start_fails_its_rows_once(small, tmp_path, monkeypatch):
 
     def failing(self, line, log):
         calls.append(line)
-        raise runner.Failed(log)
+        raise runs.Failed(log)
 
-    monkeypatch.setattr(runner.Runner, "_call", failing)
-    table, scale = TABLES["distances"], scales.Scenes(tmp_path, 2, 2, 256)
-    outcomes = runner.Runner(scale, at_a_time=2).run(table, table.rows, [0])
+    monkeypatch.setattr(runs.Runner, "_call", failing)
+    table, scale = TABLES["distances"], runs.Scenes(tmp_path, 2, 2, 256)
+    outcomes = runs.Runner(scale, at_a_time=2).run(table, table.rows, [0])
     assert len(calls) == 1 and {o.logs[0] for o in outcomes} == {scale.start(0).folder / "train.log"}
 
 
 def test_a_process_that_fails_leaves_its_log(tmp_path):
-    scale = scales.Scenes(tmp_path, 2, 2, 256)
-    with pytest.raises(runner.Failed) as failure:
-        runner.Runner(scale)._call([sys.executable, "-c", "raise SystemExit('no luck')"], tmp_path / "x/train.log")
+    scale = runs.Scenes(tmp_path, 2, 2, 256)
+    with pytest.raises(runs.Failed) as failure:
+        runs.Runner(scale)._call([sys.executable, "-c", "raise SystemExit('no luck')"], tmp_path / "x/train.log")
     assert "no luck" in failure.value.log.read_text()
 
 
 def test_sigterm_ends_what_was_started(small, tmp_path):
-    table, scale = TABLES["distances"], scales.Scenes(tmp_path, 2, 2, 256)
+    table, scale = TABLES["distances"], runs.Scenes(tmp_path, 2, 2, 256)
     begun = tmp_path / "begun"
     code = f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(100)"
-    started = runner.Runner(scale, shlex.join([sys.executable, "-c", code]), at_a_time=2)
+    started = runs.Runner(scale, shlex.join([sys.executable, "-c", code]), at_a_time=2)
     before = signal.getsignal(signal.SIGTERM)
 
     def terminate():
@@ -222,7 +226,7 @@ def test_other_data_are_another_run(tmp_path):
     rows = {row.key: row for row in TABLES["main"].rows}
 
     def places(folder):
-        scale = scales.Coco(tmp_path / "out", folder)
+        scale = runs.Coco(tmp_path / "out", folder)
         return [scale.run(TABLES["main"], rows[key], 0).results for key in ("b32-clip", "b32-pcmepp")]
 
     before = places(a)
@@ -238,7 +242,7 @@ def test_the_commands_of_coco_are_printed(tmp_path, capsys):
     coco = coco_folder(tmp_path)
     launcher = ["--launcher", "torchrun --nproc-per-node 8 -m --", "--ranks", "8", "--seeds", "2", "--print"]
     rows = ["--rows", "b32-clip,b32-pcmepp,b32-swa"]
-    assert cli.run(["paper", "main", "--data", "coco", "--coco-dir", str(coco), *rows, *launcher]) == 0
+    assert paper("main", "--data", "coco", "--coco-dir", str(coco), *rows, *launcher) == 0
     lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
     kinds = [line[5:7] if line[5] == "eval" else line[4] for line in lines]
     assert all(line[:4] == ["torchrun", "--nproc-per-node", "8", "-m"] for line in lines)
@@ -277,29 +281,29 @@ def test_a_mistake_is_one_sentence(words, message, tmp_path, monkeypatch, capsys
     shutil.copytree(coco_folder(tmp_path), tmp_path / "half")
     shutil.rmtree(tmp_path / "half/val")
     monkeypatch.chdir(tmp_path)
-    assert cli.run(["paper", *words]) == 2
+    assert paper(*words) == 2
     error = capsys.readouterr().err
-    assert error.startswith("pcmepp paper: ") and error.count("\n") == 1 and message in error
+    assert error.startswith("python -m research.paper: ") and error.count("\n") == 1 and message in error
     assert not (tmp_path / "pcmepp-paper").exists()
 
 
 @pytest.mark.parametrize("seeds", ["0", "-1", "many"])
 def test_bad_seeds(seeds, capsys):
     with pytest.raises(SystemExit):
-        cli.run(["paper", "distances", "--seeds", seeds])
+        paper("distances", "--seeds", seeds)
     assert "--seeds" in capsys.readouterr().err
 
 
 def test_the_list_and_the_figures(tmp_path, monkeypatch, capsys):
-    assert cli.run(["paper", "--list"]) == 0
+    assert paper("--list") == 0
     text = capsys.readouterr().out
     assert all(f"  {name} " in text for name in [*TABLES, *FIGURES])
     monkeypatch.chdir(tmp_path)
-    assert cli.run(["paper", "bins"]) == 0
+    assert paper("bins") == 0
     assert "pcmepp eval --model" in capsys.readouterr().out
-    monkeypatch.setitem(FIGURES, "toy", Figure("the toy", ("--version",), runs=True))
-    assert cli.run(["paper", "toy"]) == 0
-    assert capsys.readouterr().out.startswith("pcmepp-openclip ")
+    calls = []
+    monkeypatch.setattr(command.toy, "main", calls.append)
+    assert paper("toy", "--seeds", 2) == 0 and calls == [["--out", "pcmepp-paper/toy", "--seeds", "2"]]
 
 
 def measured(data, scores, rounds):
@@ -340,14 +344,6 @@ def test_baselines_are_those_of_real_orders():
         assert value == pytest.approx(expected[key], abs=0.006), key
     recalls = [expected[f"{d}_R@{k}"] for d in ("image_to_text", "text_to_image") for k in (1, 5, 10)]
     assert expected["RSUM"] == pytest.approx(100 * sum(recalls)) and expected["text_to_image_R@10"] == 1
-
-
-def test_kendall_is_that_of_scipy():
-    drawn = random.Random(1)
-    for _ in range(30):
-        a, b = ([drawn.randrange(4) for _ in range(6)] for _ in range(2))
-        expected = kendalltau(a, b).statistic
-        assert kendall(a, b) == pytest.approx(expected, nan_ok=True)
 
 
 def test_agreement_counts_pairs_over_seeds():

@@ -1,6 +1,6 @@
-"""What the uncertainty of PCMEpp-tiny means under other settings of the loss.
+"""Measure what the uncertainty of PCMEpp-tiny means under other settings of the loss.
 
-python -m benchmarks.sweep [--steps 1000] [--lr 1e-3] [match_weight=10 init_match_scale=5 ...]
+python -m research.sweep [--steps 1000] [--lr 1e-3] [match_weight=10 init_match_scale=5 ...]
 
 One run trains the model on the demo's scenes, held in memory, with the optimizer and schedule of `pcmepp demo`, and
 prints the numbers of `pcmepp_openclip.demo.measure` on held-out scenes; --out appends them to a CSV file. It differs
@@ -14,6 +14,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -27,11 +28,12 @@ from torch import Tensor
 import pcmepp_openclip as pp
 from pcmepp_openclip.ambiguity import Bank
 from pcmepp_openclip.config import PCMEppCfg
-from pcmepp_openclip.demo.drawing import render, visible
+from pcmepp_openclip.demo.dataset import HeldOut
+from pcmepp_openclip.demo.drawing import render
 from pcmepp_openclip.demo.goals import ESTIMATORS, GOALS
-from pcmepp_openclip.demo.measure import Truth, measure
+from pcmepp_openclip.demo.measure import Truth, measure, truth_of
 from pcmepp_openclip.demo.results import BANK
-from pcmepp_openclip.demo.scenes import Caption, Scene, draw_caption, draw_scene, fitting
+from pcmepp_openclip.demo.scenes import draw_caption, draw_scene
 from pcmepp_openclip.gaussian import Gaussian
 
 COLUMNS = (
@@ -43,10 +45,11 @@ COLUMNS = (
 
 @dataclasses.dataclass
 class Pairs:
+    """Scenes with their captions, and the inputs of a model that are made of them."""
+
     pixels: Tensor  # uint8, [N, 3, 32, 32]
     tokens: Tensor  # [M, 16]
-    scenes: list[Scene]
-    captions: list[Caption]
+    drawn: HeldOut
 
 
 def make_pairs(seed: Any, size: int, captions: int = 1) -> Pairs:
@@ -57,7 +60,7 @@ def make_pairs(seed: Any, size: int, captions: int = 1) -> Pairs:
     texts = [str(caption) for caption in said]
     unique = sorted(set(texts))
     ids = dict(zip(unique, open_clip.get_tokenizer("PCMEpp-tiny")(unique)[:, :16], strict=True))
-    return Pairs(pixels.contiguous(), torch.stack([ids[text] for text in texts]), scenes, said)
+    return Pairs(pixels.contiguous(), torch.stack([ids[text] for text in texts]), HeldOut(scenes, said))
 
 
 def to_input(pixels: Tensor) -> Tensor:
@@ -66,7 +69,7 @@ def to_input(pixels: Tensor) -> Tensor:
 
 
 def optimiser(model: Any, args: Any) -> torch.optim.Optimizer:
-    """open_clip_train's: no decay for gains, biases and scales."""
+    """Return the optimizer of open_clip_train: no decay for gains, biases and scales."""
     named = list(model.named_parameters())
     plain = [p for n, p in named if p.ndim < 2 or any(x in n for x in ("bn", "ln", "bias", "logit_scale"))]
     rest = [p for _, p in named if not any(p is q for q in plain)]
@@ -102,20 +105,6 @@ def encode(model: Any, data: Pairs, chunk: int = 500) -> tuple[Gaussian, Gaussia
     return Gaussian(*map(torch.cat, zip(*images, strict=True))), Gaussian(*map(torch.cat, zip(*texts, strict=True)))
 
 
-def truth_of(data: Pairs) -> Truth:
-    each = len(data.captions) // len(data.scenes)
-    return Truth(
-        torch.from_numpy(fitting(data.captions, data.scenes)),
-        torch.arange(len(data.captions)) // each,
-        data.tokens.unique(dim=0, return_inverse=True)[1],
-        torch.tensor([len(str(caption).split()) for caption in data.captions]),
-        torch.tensor([len(scene.things) for scene in data.scenes]),
-        torch.tensor([visible(scene) for scene in data.scenes]),
-        [scene.condition for scene in data.scenes],
-        [scene.cover for scene in data.scenes],
-    )
-
-
 def shrink_vocabulary(config: dict, *datasets: Pairs) -> None:
     """Number the tokens that occur anew, in order: the largest, the end of text, stays so."""
     used = torch.cat([data.tokens.flatten() for data in datasets]).unique()
@@ -125,7 +114,7 @@ def shrink_vocabulary(config: dict, *datasets: Pairs) -> None:
 
 
 def build(config: dict, seed: int) -> tuple[Any, pp.PCMEppLoss]:
-    """A new model and the loss of its config."""
+    """Return a new model and the loss of its config."""
     torch.manual_seed(seed)
     model = pp.PCMEppCLIP(**config, output_dict=True)
     cfg = PCMEppCfg.parse(config["pcmepp_cfg"])
@@ -135,15 +124,14 @@ def build(config: dict, seed: int) -> tuple[Any, pp.PCMEppLoss]:
 
 @torch.no_grad()
 def measured(model: Any, data: Pairs, images: Gaussian, texts: Gaussian, truth: Truth) -> dict[str, float]:
-    """The numbers of the demo, with a bank of the first training pairs."""
-    references = Pairs(data.pixels[:BANK], data.tokens[:BANK], data.scenes[:BANK], data.captions[:BANK])
-    seen = encode(model, references)
+    """Return the numbers of the demo, with a bank of the first training pairs."""
+    seen = encode(model, dataclasses.replace(data, pixels=data.pixels[:BANK], tokens=data.tokens[:BANK]))
     bank = Bank(seen[0].mean, seen[1].mean, model.logit_scale.exp().item())
     return dict(measure(images, texts, truth, bank, model.match_scale.item()))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.sweep", description=__doc__)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m research.sweep", description=__doc__)
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="of pcmepp_cfg")
     parser.add_argument("--size", type=int, default=40_000)
     parser.add_argument("--steps", type=int, default=1000)
@@ -160,7 +148,8 @@ def main() -> None:
         parser.add_argument(f"--{tower}-width", type=int)
     parser.add_argument("--patch", type=int)
     parser.add_argument("--dim", type=int)
-    args = parser.parse_args()
+    argv = sys.argv[1:] if argv is None else argv
+    args = parser.parse_args(argv)
 
     config = open_clip.get_model_config("PCMEpp-tiny")
     block = config["pcmepp_cfg"]
@@ -178,7 +167,7 @@ def main() -> None:
     config["embed_dim"] = args.dim or config["embed_dim"]
     data, held_out = make_pairs(f"train {args.seed}", args.size), make_pairs(f"test {args.seed}", 1000, captions=4)
     shrink_vocabulary(config, data, held_out)
-    truth = truth_of(held_out)
+    truth = truth_of(held_out.drawn)
 
     model, loss = build(config, args.seed)
     start = time.monotonic()
@@ -189,7 +178,7 @@ def main() -> None:
             images, texts = encode(model, held_out)
             numbers = measured(model, data, images, texts, truth)
             row.update(
-                settings=" ".join(sys.argv[1:]), step=step, seconds=round(time.monotonic() - start),
+                settings=" ".join(argv), step=step, seconds=round(time.monotonic() - start),
                 **{name: round(numbers[name], 3) for name in COLUMNS},
                 a=round(model.match_scale.item(), 2), b=round(model.shift.item(), 2),
                 scale=round(model.logit_scale.exp().item(), 1),

@@ -1,8 +1,8 @@
 """The columns of the paper's tables: which metrics of `pcmepp eval` they are on COCO, and what stands for them on the
 drawn scenes.
 
-`pcmepp eval` writes {"metrics": {key: value}, "bins": {...}} for a dataset; a column reads its value from that. Scores
-are in per cent, as in the paper.
+`pcmepp eval` writes {"metrics": {key: value}, "bins": {...}} for a dataset; a column computes its value from these
+results. Scores are in per cent, as in the paper.
 """
 
 import math
@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-Found = Mapping[str, Any]  # of one dataset in the results.json of `pcmepp eval`
-Measure = Callable[[Found, str], float]
+Results = Mapping[str, Any]  # one dataset in the results.json of `pcmepp eval`
+Measure = Callable[[Results, str], float]  # of the results and the name of the distance that the row ranks by
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Column:
 
     Arguments:
         name: the paper's name for it.
-        coco, scenes: (what `pcmepp eval` found, what the row ranks by) to a value; None where there is no such metric.
-        meaning: what stands for it on the scenes.
+        coco, scenes: the measure at either scale; None where there is no such metric.
+        meaning: the meaning of the column on the scenes.
         digits: decimals shown.
     """
 
@@ -31,26 +31,30 @@ class Column:
     meaning: str
     digits: int = 1
 
-    def value(self, found: Found, by: str, data: str) -> float:
-        """nan where there is no such metric."""
+    def is_measured(self, data: str) -> bool:
+        """Return whether there is such a metric at that scale."""
+        return (self.scenes if data == "scenes" else self.coco) is not None
+
+    def value(self, results: Results, by: str, data: str) -> float:
+        """Return the number of a row that ranks by a distance; nan where there is no such metric."""
         measure = self.scenes if data == "scenes" else self.coco
-        return math.nan if measure is None else measure(found, by)
+        return math.nan if measure is None else measure(results, by)
 
 
 def both(i2t: str, t2i: str) -> Measure:
-    """The mean of two metrics, one of each direction, in per cent."""
-    return lambda found, by: 50 * (metric(found, by, i2t) + metric(found, by, t2i))
+    """Measure the mean of two metrics, one of each direction, in per cent."""
+    return lambda results, by: 50 * (metric(results, by, i2t) + metric(results, by, t2i))
 
 
-def metric(found: Found, by: str, name: str) -> float:
-    """A metric of the ranking by a distance; those by the cosine have no prefix. nan where it is undefined."""
-    value = found["metrics"][name if by == "cosine" else f"{by}/{name}"]
+def metric(results: Results, by: str, name: str) -> float:
+    """Return a metric of the ranking by a distance, nan where it is undefined; those by the cosine have no prefix."""
+    value = results["metrics"][name if by == "cosine" else f"{by}/{name}"]
     return math.nan if value is None else value
 
 
-def mean_uncertainty(found: Found, by: str) -> float:
-    """The mean of sum sigma^2 over images and over captions, of both sides; nan without variances."""
-    sides = [_bins(found, samples, hit) for samples, hit in (("images", f"{by}_R@1"), ("captions", f"{by}_R@1"))]
+def mean_uncertainty(results: Results, by: str) -> float:
+    """Return the mean of sum sigma^2 over images and over captions, the mean of both; nan without variances."""
+    sides = [results.get("bins", {}).get(f"{samples}/{by}_R@1", []) for samples in ("images", "captions")]
     if not all(sides):
         return math.nan
     means = [sum(mean * n for mean, _, n in bins) / sum(n for _, _, n in bins) for bins in sides]
@@ -58,23 +62,24 @@ def mean_uncertainty(found: Found, by: str) -> float:
 
 
 def negative_correlation(hit: str) -> Measure:
-    """-rho of the paper, over 10 bins: the mean of both sides. `hit`: what R@1 is, with "{by}" for the distance."""
+    """Measure -rho of the paper over 10 bins, the mean of both sides.
 
-    def measure(found: Found, by: str) -> float:
+    Arguments:
+        hit: the name of R@1, with "{by}" for the distance.
+    """
+
+    def measure(results: Results, by: str) -> float:
         keys = [f"{samples}/{hit.format(by=by)}/bin_correlation" for samples in ("images", "captions")]
-        values = [found["metrics"].get(key) for key in keys]
+        values = [results["metrics"].get(key) for key in keys]
         return math.nan if None in values else -sum(values) / 2
 
     return measure
 
 
-def _bins(found: Found, samples: str, hit: str) -> list[tuple[float, float, int]]:
-    return found.get("bins", {}).get(f"{samples}/{hit}", [])
-
-
-def accuracy(found: Found, by: str) -> float:
-    """The best of the zero-shot accuracies of these names, in per cent: `by` has one or several, with "|" between."""
-    values = [found["metrics"][name] for name in by.split("|") if name in found["metrics"]]
+def accuracy(results: Results, by: str) -> float:
+    """Return the best of the zero-shot accuracies of these names, in per cent; `by` has one or several, with "|"
+    between."""
+    values = [results["metrics"][name] for name in by.split("|") if name in results["metrics"]]
     return 100 * max(values) if values else math.nan
 
 
@@ -107,8 +112,8 @@ RETRIEVAL = (
     Column("5K R@1", both("coco_5k_r1_i2t", "coco_5k_r1_t2i"), None, ""),
     Column(
         "RSUM",
-        lambda found, by: metric(found, by, "coco_1k_rsum"),
-        lambda found, by: metric(found, by, "RSUM"),
+        lambda results, by: metric(results, by, "coco_1k_rsum"),
+        lambda results, by: metric(results, by, "RSUM"),
         "the sum of R@1, R@5 and R@10 of both directions, where only the own item counts",
     ),
 )

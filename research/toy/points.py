@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from ..gaussian import Gaussian
+from pcmepp_openclip.gaussian import Gaussian
 
 CLASSES, PER_CLASS, CONFUSING_SHARE = 3, 500, 0.3
 NOISE, MAX_LOGVAR = 0.1, 1.5
@@ -19,7 +19,7 @@ NOISE, MAX_LOGVAR = 0.1, 1.5
 
 @dataclass(frozen=True)
 class Points:
-    """What a run begins with.
+    """The points at the start of a run.
 
     Arguments:
         gaussian: initial means and log-variances, [N, 2] each; the means are not normalised.
@@ -40,16 +40,16 @@ class Points:
         return (self.class_N + 1) % CLASSES
 
     def draw_labels(self, generator: Generator) -> Tensor:
-        """A class for every point, [N]: its own, or one of the two by a fair coin where it is confusing."""
+        """Draw a class for every point, [N]: its own, or one of the two by a fair coin where it is confusing."""
         coin_N = torch.rand(len(self), generator=generator) < 0.5
         return torch.where(self.confusing_N & coin_N, self.next_class_N, self.class_N)
 
 
 def draw_points(generator: Generator, per_class: int = PER_CLASS) -> Points:
-    """The dataset at its start.
+    """Draw the dataset.
 
     Arguments:
-        generator: of the random numbers.
+        generator: the source of the random numbers.
         per_class: points of each class, of which 30 % are confusing.
     """
     class_N = torch.arange(CLASSES).repeat_interleave(per_class)

@@ -1,4 +1,4 @@
-"""`pcmepp toy`: the points, the losses against slow loops, the training, and the command."""
+"""`python -m research.toy`: the points, the losses against slow loops, the training, and the command."""
 
 import json
 from dataclasses import replace
@@ -8,14 +8,12 @@ import torch
 from PIL import Image
 from slow import SLOW
 
-from pcmepp_openclip import cli
-from pcmepp_openclip.demo.goals import Spread
 from pcmepp_openclip.gaussian import Gaussian
-from pcmepp_openclip.toy import figure
-from pcmepp_openclip.toy.methods import MARGIN, METHODS, Batch, positives
-from pcmepp_openclip.toy.outcomes import Outcome, text_table
-from pcmepp_openclip.toy.points import draw_points
-from pcmepp_openclip.toy.training import Settings, separation, train, variances
+from research.command import run
+from research.toy import __main__ as command
+from research.toy import figure
+from research.toy.points import draw_points
+from research.toy.training import MARGIN, METHODS, Batch, Settings, positives, separation, train, variances
 
 SMALL = Settings(epochs=3, per_class=20, batch_size=16)
 
@@ -131,12 +129,12 @@ def test_csd_notices_confusing_points_and_fixed_labels_leave_nothing_to_notice()
     """The finding of the paper on fewer points."""
     settings = Settings(epochs=500, per_class=60, batch_size=64)
     ratio = {}
-    for name, run in {
+    for name, history in {
         "csd": train("csd", 0, settings),
         "wasserstein": train("wasserstein", 0, settings),
         "fixed": train("csd", 0, replace(settings, redraw_labels=False)),
     }.items():
-        certain, confusing = variances(run.final, run.points.confusing_N)
+        certain, confusing = variances(history.final, history.points.confusing_N)
         ratio[name] = confusing / certain
     assert ratio["csd"] > 1.3 and ratio["csd"] > ratio["wasserstein"] + 0.1 and ratio["csd"] > ratio["fixed"] + 0.1
 
@@ -178,40 +176,38 @@ def test_measures_of_trained_points():
 # --- Outcomes and pictures --------------------------------------------------------------------------------
 
 
-def test_an_outcome_is_reached_by_every_seed_or_not():
-    ones = Spread((1.0, 1.0))
-    outcome = Outcome("csd", ones, Spread((1.9, 1.7)), ones)
-    assert outcome.verdict == "not reached (1 of 2 seeds)" and outcome.as_json()["reached"] == 1
-    assert Outcome("csd", ones, Spread((1.9, 1.83)), ones).verdict == "reached (2 of 2 seeds)"
-    assert Outcome("wasserstein", ones, Spread((1.0, 1.03)), ones).verdict == "reached (2 of 2 seeds)"
-    assert Outcome("wasserstein", ones, Spread((1.0, 1.05)), ones).reached == 1
-    assert Outcome("hnm", ones, ones, ones).ratio is None
-    table = text_table([outcome, Outcome("hnm", ones, ones, ones)])
-    assert "1.80 (1.70 to 1.90)" in table and "no variances" in table
+def test_a_ratio_is_reached_by_every_seed_or_not():
+    numbers = {"certain": [1.0, 1.0], "confusing": [1.9, 1.7], "ratio": [1.9, 1.7], "separation": [1.0, 1.0]}
+    assert command.as_json("csd", numbers)["reached"] == 1
+    assert command.as_json("wasserstein", {"ratio": [1.0, 1.05]})["reached"] == 1
+    table = command.text_table({"csd": numbers, "hnm": {"separation": [1.0, 1.0]}})
+    assert "1.80 (1.70 to 1.90)" in table and "not reached (1 of 2 seeds)" in table and "no variances" in table
+    table = command.text_table(
+        {"csd": {**numbers, "ratio": [1.9, 1.83]}, "wasserstein": {**numbers, "ratio": [1, 1.03]}}
+    )
+    assert table.count(": reached in 2 of 2 seeds") == 2
 
 
 def test_the_figure_shows_every_point():
-    """Offsets and sizes of the dots, and the circles, against the Gaussians."""
+    """Offsets of the dots, and the circles, against the Gaussians."""
     history = train("csd", 0, SMALL, keep=[0])
-    panels = figure.Panels({"csd": history})
-    panels.show(0)
-    (panel,) = panels.panels.values()
-    drawn = torch.cat([torch.tensor(group.dots.get_offsets().tolist()) for group in panel.groups]).float()
-    assert torch.equal(drawn.sort(dim=0).values, history.points.gaussian.mean.sort(dim=0).values)
-    for group in panel.groups:
-        variance = history.points.gaussian.logvar[group.group_N].exp().mean().item()
-        assert group.circle.radius == pytest.approx(variance**0.5)
-    certain, confusing = variances(history.points.gaussian, history.points.confusing_N)
-    assert panel.axes.get_title().endswith(f"ratio {confusing / certain:.2f}")
-    panels.show(3)
-    assert "epoch 3" in panels.figure.get_suptitle()
+    drawn = figure.draw({"csd": history}, 0)
+    axes, points, start = drawn.axes[0], history.points, history.points.gaussian
+    offsets = torch.cat([torch.tensor(dots.get_offsets().tolist()) for dots in axes.collections]).float()
+    assert torch.equal(offsets.sort(dim=0).values, start.mean.sort(dim=0).values)
+    groups = [(points.class_N == k) & (points.confusing_N == c) for c in (True, False) for k in range(3)]
+    for circle, group_N in zip(axes.patches, groups, strict=True):
+        assert circle.radius == pytest.approx(start.logvar[group_N].exp().mean().item() ** 0.5)
+    certain, confusing = variances(start, points.confusing_N)
+    assert axes.get_title().endswith(f"ratio {confusing / certain:.2f}") and "epoch 0" in drawn.get_suptitle()
 
 
 # --- The command ------------------------------------------------------------------------------------------
 
 
 def toy(out, *flags):
-    return cli.main(["toy", "--epochs", "4", "--per-class", "20", "--seeds", "2", "--out", str(out), *flags])
+    words = ["--epochs", "4", "--per-class", "20", "--seeds", "2", "--out", str(out), *flags]
+    return run(command.NAME, command.main, words)
 
 
 def test_the_command_writes_its_files(tmp_path, capsys):
