@@ -12,11 +12,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
+# The open_clip to test with, where it is not the one that pip chooses: a requirement, or the folder of a source tree.
+OPEN_CLIP ?=
+ifneq ($(wildcard $(OPEN_CLIP)/src/open_clip),)
+export PYTHONPATH := $(abspath $(OPEN_CLIP))/src
+endif
 # Test files that run in parallel; each uses one thread.
 PROCESSES ?= 2
 DEBIAN := slurm-wlm munge iproute2 chromium
 
-.PHONY: setup demo lint test test-research test-system test-all docs fuzz bench clean
+.PHONY: setup open-clip demo lint test test-research test-system test-all docs fuzz bench clean
 setup: $(VENV)/.ready
 
 # The stamp is written last, so the next call finishes an interrupted install.
@@ -34,13 +39,17 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint
+test: lint open-clip
 	$(PYTEST) -n $(PROCESSES) --dist loadfile -m 'not system' --ignore tests/research tests
 
 test-research: setup
 	$(PYTEST) -n $(PROCESSES) --dist loadfile tests/research
 
-test-system: setup
+# Installs what OPEN_CLIP names; a folder is put in front by PYTHONPATH.
+open-clip: setup
+	@if [ -n '$(OPEN_CLIP)' ] && [ ! -d '$(OPEN_CLIP)' ]; then $(BIN)/python -m pip install --quiet '$(OPEN_CLIP)'; fi
+
+test-system: setup open-clip
 	@dpkg -s $(DEBIAN) >/dev/null 2>&1 || { apt-get update && apt-get install -y --no-install-recommends $(DEBIAN); }
 	$(PYTEST) -m system tests
 

@@ -72,7 +72,8 @@ def place(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("examples")
     export_model(make_model("PCMEpp-tiny"), folder / "pcmepp-demo/model", "PCMEpp-tiny")
     add_bank(folder / "pcmepp-demo/model", "bank")
-    Image.new("RGB", (64, 48), (200, 30, 30)).save(folder / "photo.jpg")
+    for name in ("photo.jpg", "other.jpg"):
+        Image.new("RGB", (64, 48), (200, 30, 30)).save(folder / name)
     return folder
 
 

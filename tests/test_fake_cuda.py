@@ -16,11 +16,11 @@ from benchmarks.fake_cuda import fake_cuda, fused_attention, to_cuda
 from pcmepp_openclip.encode import encode
 
 TINY = "PCMEpp-tiny"
-# Where a logged step may wait: stock open_clip reads the loss, and we the diagnostics.
-STOCK_LOGS, STOCK_SCALER = "train.py:train_one_epoch", "grad_scaler.py:<genexpr>"
+# Where a logged step may wait: for the loss and for the diagnostics.
+STEP_LOG, SCALER = "monitor.py:step_done", "grad_scaler.py:<genexpr>"
 FIRST = {"full_length.py:full_length_pass"}  # once in a run, before its first step
-LOGGED = {STOCK_LOGS, "monitor.py:check", "pcmepp.py:read_diagnostics", "grad_scaler.py:get_scale"}
-VALIDATED = ["validation.py:keep"] * 2 + ["train.py:evaluate"] * 2  # outputs are collected on the CPU, as in stock
+LOGGED = {STEP_LOG, "monitor.py:check", "pcmepp.py:read_diagnostics", "grad_scaler.py:get_scale"}
+VALIDATED = ["validation.py:_on_cpu"] * 4  # outputs are collected on the CPU, as in open_clip
 ENCODED = {"encode.py:_gaussian"}  # of `pcmepp eval`, in every batch
 
 
@@ -58,9 +58,9 @@ def trained(folder, precision, *flags, model=MODEL, batches=2, hook=None):
 )
 def test_a_step_between_logs_does_not_wait(tmp_path, model, precision, flags):
     (logged, unlogged), model = trained(tmp_path, precision, *flags, model=model)
-    scaler = [STOCK_SCALER] if precision == "amp" else []  # whether the step is skipped, in every step
+    scaler = [SCALER] if precision == "amp" else []  # whether the step is skipped, in every step
     assert unlogged == scaler
-    assert {STOCK_LOGS, "monitor.py:check"} <= set(logged) <= LOGGED | FIRST | set(scaler)
+    assert {STEP_LOG, "monitor.py:check"} <= set(logged) <= LOGGED | FIRST | set(scaler)
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert (parameter.grad.device.type, parameter.grad.dtype) == ("cuda", parameter.dtype), name

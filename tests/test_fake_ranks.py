@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from fake_training import arguments, hooks_of
+from fake_training import arguments, training_of
 from open_clip import ClipLoss
 
 from benchmarks.fake_cuda import fake_cuda
@@ -108,8 +108,10 @@ def test_the_collectives_of_a_step_between_logs_and_of_a_logged_one(tmp_path, ra
     counted = [("all_gather", N * FLOAT), ("all_gather", N * 8), ("all_gather", N * 8)]
     diagnosed = [*(("all_reduce", N * size) for size in (4, 8, 4, 4, 8)), ("all_gather", N * 24)]
     args = arguments(tmp_path, "--precision", "fp32", model="PCMEpp-tiny")
-    with hooks_of(args) as hooks, fake_ranks(ranks), fake_cuda():
-        loss = hooks.watch_loss(PCMEppLoss(world_size=ranks), saves=False)
+    with training_of(args, None) as run, fake_ranks(ranks), fake_cuda():
+        run.optimizer = run.scaler = None
+        run._watch(PCMEppLoss(world_size=ranks))
+        loss = run.monitor.loss
         loss.before_step(1, 0, logged=False)
         between, backward = traffic_of(loss, n)
         loss.before_step(2, 0, logged=True)

@@ -13,7 +13,7 @@ from timm.optim import create_optimizer_v2
 from torch import nn
 
 from pcmepp_openclip.host.parallel import load_optimizer
-from pcmepp_openclip.host.training import SCHEDULES, _stock_schedules
+from pcmepp_openclip.host.trainer import schedules
 from pcmepp_openclip.runs import checkpoints
 from pcmepp_openclip.training import command as train
 from pcmepp_openclip.training.best import BestCheckpoint, rsum
@@ -165,15 +165,16 @@ def test_without_flags_optimizer_and_schedule_are_open_clip_s():
     recipe.set_up_optimizer(optimizer, model)
     assert [dict(group) for group in optimizer.param_groups] == before
     assert recipe.schedule(stock, optimizer, 10) is stock
-    assert recipe.around_backward(model, 0, 2, lambda: 0) is None
+    epoch = recipe.frozen_epoch(model, 0, 2)
+    assert not epoch.frozen and not epoch.warms_up
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", schedules)
 def test_the_learning_rate_of_each_step_and_group(name):
     parameters = [nn.Parameter(torch.zeros(1)) for _ in range(2)]
     optimizer = torch.optim.SGD([{"params": [parameters[0]]}, {"params": [parameters[1]], "lr_scale": 0.25}], lr=8.0)
     cooldown = (4, 1.0, 0.0) if name == "const-cooldown" else ()
-    stock = _stock_schedules[SCHEDULES[name]](optimizer, 8.0, 2, 20, *cooldown)
+    stock = schedules[name](optimizer, 8.0, 2, 20, *cooldown)
     alone = [stock(step) for step in range(20)]
     adjust = scheduled(stock, optimizer, steps_per_epoch=5, drop_epochs=(1, 3), drop_factor=0.1)
     for step in range(20):
@@ -204,8 +205,8 @@ def test_after_a_freeze_the_loss_or_the_learning_rate_is_warmed_up(how):
         rate = 8.0 if epoch < 3 else 0.8
         assert adjust(step) == pytest.approx(rate * share if how == "lr" else rate)
         assert optimizer.param_groups[0]["lr"] == adjust(step)
-        around = recipe.around_backward(model, epoch, 4, lambda step=step: step)
-        factor = 1.0 if around is None else around.scaled(torch.tensor(1.0)).item()
+        around = recipe.frozen_epoch(model, epoch, 4)
+        factor = around.factor(step)
         assert factor == pytest.approx(share if how == "loss" else 1.0)
 
 
@@ -307,7 +308,6 @@ REFUSED = [
     (["--layer-decay", "1.5"], "--layer-decay must be above 0 and at most 1, not 1.5"),
     (["--image-lr-multiplier", "-1"], "--image-lr-multiplier must be a finite number above 0, not -1"),
     (["--text-lr-multiplier", "inf"], "--text-lr-multiplier must be a finite number above 0, not inf"),
-    (["--layer-decay", "0.5", "--torchscript"], "--torchscript hides the layers"),
     (["--lr-drop-factor", "0.1"], "--lr-drop-factor is for --lr-drop-epochs"),
     (["--lr-drop-epochs", "1"], "give --lr-scheduler const, not --lr-scheduler cosine"),
     (["--lr-drop-epochs", "1", "--lr-scheduler", "const", "--skip-scheduler"], "not --skip-scheduler"),
@@ -338,7 +338,6 @@ REFUSED = [
     (["--opt", "timm/adamp", "--opt-kwargs", "nesterov=1"], "--opt-kwargs nesterov must be true or false, not 1"),
     (["--opt", "timm/adamp", "--opt-kwargs", "wd_ratio=true"], "--opt-kwargs wd_ratio must be a number, not True"),
     (["--opt", "timm/adamp", "--opt-kwargs", "eps=1"], "--opt-kwargs eps: use --eps"),
-    (["--model", "ViT-B-32", "--horovod", "--layer-decay", "0.5"], "do not work with --horovod"),
 ]
 
 

@@ -13,9 +13,9 @@ from drawn_shards import write_shards
 from test_survival import in_middle, log_of, wait_for
 
 from pcmepp_openclip import cli
-from pcmepp_openclip.host import seams, training
 from pcmepp_openclip.runs import checkpoints
 from pcmepp_openclip.training import command as train
+from pcmepp_openclip.training import loop
 from pcmepp_openclip.training.monitor import MonitoredLoss
 from pcmepp_openclip.training.saving import NotSaved
 
@@ -178,7 +178,7 @@ def test_freezing_is_the_same_as_no_gradients(data, tmp_path, monkeypatch):
             parameter.requires_grad = part_of(name) != "image"
         return model, *transforms
 
-    monkeypatch.setattr(training.open_clip, "create_model_and_transforms", frozen)
+    monkeypatch.setattr(open_clip, "create_model_and_transforms", frozen)
     assert train.main([*common, "slow"]) == 0
     ours, slow = (load(tmp_path / name, 1)["state_dict"] for name in ("ours", "slow"))
     assert all(torch.equal(ours[name], tensor) for name, tensor in slow.items())
@@ -189,7 +189,7 @@ def test_freezing_is_the_same_as_no_gradients(data, tmp_path, monkeypatch):
 def test_the_loss_is_warmed_up_after_the_freeze(data, tmp_path, monkeypatch):
     """What is differentiated, as a share of the loss, in every pass: three make a step, and four steps an epoch."""
     shares, full, forward = [], [], MonitoredLoss.forward
-    backward = seams.BACKWARD.find()
+    backward = loop.backward
 
     def noted_loss(self, *args, **kwargs):
         out = forward(self, *args, **kwargs)
@@ -201,7 +201,7 @@ def test_the_loss_is_warmed_up_after_the_freeze(data, tmp_path, monkeypatch):
         backward(loss, scaler)
 
     monkeypatch.setattr(MonitoredLoss, "forward", noted_loss)
-    monkeypatch.setattr("open_clip_train.train.backward", noted_backward)
+    monkeypatch.setattr(loop, "backward", noted_backward)
     argv = ["--model", "PCMEpp-tiny", "--train-data", data, "--dataset-type", "webdataset", "--batch-size", "4"]
     argv += ["--epochs", "3", "--workers", "0", "--precision", "fp32", "--warmup", "0", "--accum-freq", "3"]
     argv += ["--freeze-text-epochs", "1", "--warm-up-after-freeze", "--logs", str(tmp_path), "--name", "run"]

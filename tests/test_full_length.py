@@ -16,7 +16,7 @@ from pcmepp_openclip.host.flags import MemoryFlags
 from pcmepp_openclip.host.parallel import DDP
 from pcmepp_openclip.models.cached import CachedTokens
 from pcmepp_openclip.models.labelled import LabelledImages
-from pcmepp_openclip.training import full_length, hooks
+from pcmepp_openclip.training import full_length, loop
 from pcmepp_openclip.training.full_length import at_full_length, full_length_pass, is_wanted
 from pcmepp_openclip.training.memory import out_of_memory_message
 
@@ -188,8 +188,8 @@ def test_a_run_with_the_pass_is_the_same_to_the_bit_and_takes_it_once(start, mon
         lengths.append(batch[1].shape[1])
         full_length_pass(model, loss, optimizer, batch, **how)
 
-    monkeypatch.setattr(hooks, "is_wanted", lambda *_: True)
-    monkeypatch.setattr(hooks, "full_length_pass", noted)
+    monkeypatch.setattr(loop, "is_wanted", lambda *_: True)
+    monkeypatch.setattr(loop, "full_length_pass", noted)
     assert start(*flags, name="with") == 0
     assert len(lengths) == 1 and lengths[0] < 32
     saved = [
@@ -210,8 +210,8 @@ def test_out_of_memory_ends_a_run_with_one_sentence(start, monkeypatch, capfd):
     def full(*_args, **_kwargs):
         raise torch.OutOfMemoryError(TORCHS)
 
-    monkeypatch.setattr(hooks, "is_wanted", lambda *_: True)
-    monkeypatch.setattr(hooks, "full_length_pass", full)
+    monkeypatch.setattr(loop, "is_wanted", lambda *_: True)
+    monkeypatch.setattr(loop, "full_length_pass", full)
     assert start() == 1
     last = capfd.readouterr().err.splitlines()[-1]
     assert last == (

@@ -312,8 +312,6 @@ def test_what_is_trained_is_said(run, flags, capsys):
         (["--lora", "4", "--lock-image"], "--lora cannot be combined with --lock-image: drop one of them."),
         (["--lora", "4", "--lock-text"], "--lora cannot be combined with --lock-text: drop one of them."),
         (["--lora", "4", "--head-only"], "--lora cannot be combined with --head-only: drop one of them."),
-        (["--lora", "4", "--torchscript"], "--lora cannot be combined with --torchscript: drop one of them."),
-        (["--lora", "4", "--use-bnb-linear", "X"], "--lora cannot be combined with --use-bnb-linear"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_sentence(flags, capsys, more, words):

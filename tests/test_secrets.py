@@ -96,7 +96,7 @@ def test_what_was_an_argument_is_hidden_wherever_it_turns_up():
         )
 
 
-@pytest.mark.parametrize("flag", ["--resume", "--remote-sync", "--cache-dir"])
+@pytest.mark.parametrize("flag", ["--resume", "--cache-dir"])
 def test_a_login_in_another_argument_is_refused(flag, capsys):
     flags = ["--model", "PCMEpp-tiny", "--dataset-type", "synthetic", "--train-num-samples", "8"]
     assert train.main([*flags, flag, f"sftp://user:{PASSWORD}@host/x.pt"]) == 2

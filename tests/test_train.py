@@ -3,16 +3,14 @@
 import json
 import math
 import re
-import sys
 
 import open_clip
 import pytest
 import torch
-from drawn_shards import write_csv, write_shards
+from drawn_shards import write_shards
 
 import pcmepp_openclip as pp
 from pcmepp_openclip import cli
-from pcmepp_openclip.host import training
 from pcmepp_openclip.training import command as train
 
 
@@ -97,30 +95,12 @@ def test_the_same_seed_gives_the_same_losses_and_resume_goes_on(run):
     assert code == 0 and "resuming checkpoint" in resumed and "Start epoch 1" in resumed
 
 
-def test_a_plain_model_trains_to_the_bit_as_in_open_clip(tmp_path):
-    config = open_clip.get_model_config("PCMEpp-tiny")
-    del config["pcmepp_cfg"]
-    (tmp_path / "plain-tiny.json").write_text(json.dumps(config))
-    open_clip.add_model_config(tmp_path / "plain-tiny.json")
-    flags = ["--model", "plain-tiny", "--dataset-type", "csv", "--train-data", write_csv(tmp_path), "--csv-separator"]
-    flags += [",", "--batch-size", "8", "--epochs", "1", "--workers", "0", "--precision", "fp32", "--accum-freq", "2"]
-    flags += ["--log-every-n-steps", "1", "--logs", str(tmp_path), "--warmup", "1", "--name"]
-    assert train.main([*flags, "ours"]) == 0
-    assert not training.main.main([*flags, "stock"])
-    ours, theirs = (
-        torch.load(tmp_path / name / "checkpoints/epoch_1.pt", weights_only=True) for name in ("ours", "stock")
-    )
-    assert ours["state_dict"].keys() == theirs["state_dict"].keys()
-    for name, tensor in theirs["state_dict"].items():
-        assert torch.equal(ours["state_dict"][name], tensor), name
-
-
 @pytest.mark.parametrize(
     "flags, word",
     [
         (["--siglip"], "--siglip"),
         (["--distill-model", "ViT-B-32", "--distill-pretrained", "openai"], "--distill-model"),
-        (["--horovod"], "--horovod"),
+        (["--remote-sync", "s3://x"], "does not serve --remote-sync: drop it, or train by open_clip's own program"),
         (["--vib-weight", "-1"], "--vib-weight"),
         (["--reduction", "max"], "reduction"),
         (["--model", "ViT-B-32", "--init-match-scale", "2"], "--init-match-scale"),
@@ -219,7 +199,7 @@ def test_fp16_skips_steps_that_are_not_finite_up_to_a_limit(run, monkeypatch):
 def test_a_warning_when_the_variance_drowns_the_means(run):
     _, log = run("--init-logvar-bias", "2", lr=0)
     assert log.count("The variances dominate the means") == 1
-    assert log.count("WARNING | The var") == 1  # a run of four steps is too short for any other
+    assert len(re.findall(r"WARNING \|.* The var", log)) == 1  # a run of four steps is too short for any other
     _, log = run("--init-logvar-bias", "-8", name="small", lr=0)
     assert "The variance" not in log
 
@@ -262,14 +242,3 @@ def test_validation_by_cosine_and_by_csd(run, data):
     got = json.loads((run.folder / "eval/results.json").read_text())["retrieval"]["d"]["metrics"]
     for key in ("image_to_text_R@5", *(f"entailment/image_to_text_R@{k}" for k in (1, 5, 10))):
         assert row[key] == pytest.approx(got[key]), key
-
-
-def test_stock_main_trains_pcmepp_through_the_launcher(data, tmp_path):
-    import subprocess
-
-    flags = ["--model", "PCMEpp-tiny", "--train-data", data, "--train-num-samples", "32", "--dataset-type"]
-    flags += ["webdataset", "--batch-size", "16", "--epochs", "1", "--workers", "0", "--precision", "fp32"]
-    command = [sys.executable, "-m", "pcmepp_openclip", "-m", "open_clip_train.main", *flags]
-    done = subprocess.run([*command, "--logs", str(tmp_path), "--name", "stock"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "Match_loss" in done.stderr and (tmp_path / "stock/checkpoints/epoch_1.pt").exists()

@@ -23,6 +23,11 @@ def validation_data(loader: Any) -> DataInfo:
     return DataInfo(dataloader=loader)
 
 
+def image_and_text(batch: Any) -> tuple[Any, Any]:
+    """Return the images and texts of a batch, which open_clip 3 has in a tuple and open_clip 4 in a dict."""
+    return (batch["image"], batch["text"]) if isinstance(batch, dict) else batch
+
+
 class Position:
     """The epoch and the batch that it begins with, seen by the workers too."""
 

@@ -24,15 +24,20 @@ READ = (  # the flags of open_clip that are read here
     *("model", "pretrained", "precision", "device", "opt", "eps", "warmup", "seed", "report_to", "workers"),
     *("force_quick_gelu", "force_custom_text", "force_patch_dropout", "force_image_size", "force_context_length"),
     *("lock_image", "lock_image_unlocked_groups", "lock_text", "lock_text_unlocked_layers", "pretrained_image"),
-    *("siglip", "distill_model", "horovod", "batch_size", "accum_freq", "epochs", "log_every_n_steps"),
+    *("siglip", "batch_size", "accum_freq", "epochs", "log_every_n_steps"),
     *("train_data", "val_data", "imagenet_val", "imagenet_v2", "dataset_type", "dataset_resampled"),
     *("train_num_samples", "val_frequency", "logs", "name", "resume", "lr", "beta1", "beta2", "lr_scheduler"),
     *("skip_scheduler", "csv_img_key", "csv_caption_key", "csv_separator"),
     *("local_loss", "gather_with_grad"),
-    *("save_frequency", "save_most_recent", "delete_previous_checkpoint", "torchscript", "use_bnb_linear"),
+    *("save_frequency", "save_most_recent", "delete_previous_checkpoint"),
     *("grad_checkpointing",),
 )
 AT_LEAST = {"batch_size": 1, "accum_freq": 1, "epochs": 1, "workers": 0, "log_every_n_steps": 1, "warmup": 0}
+NOT_SERVED = (
+    *("horovod", "distill_model", "torchscript", "trace", "use_bnb_linear", "remote_sync", "copy_codebase"),
+    *("fsdp", "use_naflex", "force_naflex_vision", "length_bucketing", "audio_zeroshot_dataset", "pretrained_audio"),
+    *("image_layer_decay", "text_layer_decay", "wd_exclude_patterns", "opt_fallback_list"),  # of open_clip 4
+)
 SLOW_ON_CPU = ("amp", "fp16", "pure_fp16")  # "amp" is open_clip's default; bfloat16 is fast on many CPUs
 
 
@@ -129,8 +134,8 @@ class RunSettings:
         return self.batch_size * self.world_size
 
 
-def run_settings(args: Namespace, keep_latest: bool) -> RunSettings:
-    """Of arguments whose ranks and name are set."""
+def run_settings(args: Namespace) -> RunSettings:
+    """Return the settings of a run whose ranks and name are set."""
     return RunSettings(
         rank=args.rank,
         world_size=args.world_size,
@@ -151,7 +156,7 @@ def run_settings(args: Namespace, keep_latest: bool) -> RunSettings:
         wandb="wandb" in args.report_to or "all" in args.report_to,
         save_frequency=args.save_frequency,
         keep_epochs=not args.delete_previous_checkpoint,
-        keep_latest=keep_latest,
+        keep_latest=args.save_most_recent,
         save_every_minutes=args.save_every_minutes,
         save_retry_minutes=args.save_retry_minutes,
         rank_timeout_minutes=args.rank_timeout_minutes,
@@ -228,22 +233,23 @@ def check_numbers(args: Namespace) -> None:
             raise ValueError(f"{flag_of(name)} must be at least {least}, not {getattr(args, name)}.")
 
 
+def check_served(args: Namespace) -> None:
+    """ValueError for what only open_clip's own program does."""
+    flags = [flag_of(name) for name in NOT_SERVED if getattr(args, name, None)]
+    what = "a CoCa model" if "coca" in args.model.lower() else flags[0] if flags else None  # by name, as in open_clip
+    if what is not None:
+        raise ValueError(
+            f"pcmepp train does not serve {what}: drop it, or train by open_clip's own program, "
+            "`python -m pcmepp_openclip -m open_clip_train.main FLAGS`."
+        )
+
+
 def check_for_pcmepp(args: Namespace) -> None:
     """ValueError for flags that no PCME++ model is trained with; mends one that open_clip leaves open."""
-    for flag, on in _other_losses(args).items():
-        if on:
-            raise ValueError(f"{args.model} cannot be trained with {flag}: drop it, or choose a plain model.")
+    if args.siglip:
+        raise ValueError(f"{args.model} cannot be trained with --siglip: drop it, or choose a plain model.")
     if args.opt.startswith("timm/") and args.eps is None:
         args.eps = 1e-8  # open_clip passes None on, which some of timm's optimizers stumble over
-
-
-def _other_losses(args: Namespace) -> dict[str, bool]:
-    """The flags for a loss, or for ranks, that only open_clip's own losses know, and whether they are given."""
-    return {
-        "--siglip": args.siglip,
-        "--distill-model": args.distill_model is not None,
-        "--horovod": args.horovod,
-    }
 
 
 def check_for_head_only(args: Namespace) -> None:
@@ -270,8 +276,6 @@ def check_for_lora(args: Namespace) -> None:
         "--lock-image": args.lock_image,
         "--lock-text": args.lock_text,
         "--head-only": args.head_only,
-        "--torchscript": args.torchscript,
-        "--use-bnb-linear": args.use_bnb_linear,
     }.items():
         if on:
             raise ValueError(f"--lora cannot be combined with {flag}: drop one of them.")
@@ -283,11 +287,8 @@ def check_for_chunked_clip_loss(args: Namespace) -> None:
         return
     if args.pcmepp_cfg is not None:
         raise ValueError(f"The loss of {args.model} is computed in chunks in any case: drop --chunked-clip-loss.")
-    if "coca" in args.model.lower():  # as open_clip tells them apart
-        raise ValueError(f"{args.model} is trained to write captions, too: drop --chunked-clip-loss.")
-    for flag, on in _other_losses(args).items():
-        if on:
-            raise ValueError(f"--chunked-clip-loss cannot be combined with {flag}: drop one of them.")
+    if args.siglip:
+        raise ValueError("--chunked-clip-loss cannot be combined with --siglip: drop one of them.")
     if args.local_loss and not args.gather_with_grad:
         raise ValueError(
             "--chunked-clip-loss has the whole gradient, of which --local-loss alone leaves out a part: add "
@@ -349,10 +350,6 @@ def not_forecast(args: Namespace) -> str:
     for flag, on in {
         "--device cpu": args.device.startswith("cpu"),
         "--cache-tokens": args.cache_tokens is not None,
-        "--distill-model": args.distill_model is not None,
-        "--horovod": args.horovod,
-        "--use-bnb-linear": args.use_bnb_linear is not None,
-        "--torchscript": args.torchscript,
     }.items():
         if on:
             return f"this run has {flag}."

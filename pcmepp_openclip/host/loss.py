@@ -13,7 +13,7 @@ def create_loss(args: Any, pcmepp_cfg: dict) -> PCMEppLoss:
     """
     if getattr(args, "distill", False) or getattr(args, "siglip", False):
         raise ValueError("A PCME++ model has a loss of its own: drop --distill-model and --siglip.")
-    if args.horovod:
+    if getattr(args, "horovod", False):
         raise ValueError("PCMEppLoss works with torch.distributed: drop --horovod and start by torchrun or srun.")
     return pcmepp_loss(PCMEppCfg.parse(pcmepp_cfg), args.rank, args.world_size, getattr(args, "seed", 0))
 

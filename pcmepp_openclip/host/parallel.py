@@ -1,6 +1,5 @@
-"""What open_clip's `main` wraps a model in, and how it loads the state of an optimizer."""
+"""DDP for training, and the state of an optimizer that is resumed."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,11 +9,9 @@ from .weights import plain_names
 
 OPTIMIZER_FLAGS = ("lr", "betas", "eps", "weight_decay", "momentum")  # as torch and timm name what the flags set
 
-_stock_load_optimizer = torch.optim.Optimizer.load_state_dict
-
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state_dict: dict) -> None:
-    """torch's, which takes the checkpoint's --wd, --beta1, ... over those of the command line, with these kept."""
+    """Load the state of an optimizer, but keep --wd, --beta1, ... of the command line, which torch would replace."""
     saved, built = len(state_dict["param_groups"]), len(optimizer.param_groups)
     if saved != built:
         raise ValueError(
@@ -23,21 +20,21 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state_dict: dict) -> None:
             "--pretrained."
         )
     wanted = [{name: group[name] for name in OPTIMIZER_FLAGS if name in group} for group in optimizer.param_groups]
-    _stock_load_optimizer(optimizer, state_dict)
+    optimizer.load_state_dict(state_dict)
     for group, kept in zip(optimizer.param_groups, wanted, strict=True):
         group.update(kept)
 
 
 class DDP(nn.parallel.DistributedDataParallel):
-    """DDP as open_clip calls it, that also runs on CPUs, reduces gradients once for several accumulated passes, and
-    adds them up in the same order in every step.
+    """DDP that also runs on CPUs, reduces gradients once for several accumulated passes, and adds them up in the same
+    order in every step.
 
-    `passes` is how many forward passes with gradients make a step; see `ddp_class`.
+    Arguments:
+        passes: how many forward passes with gradients make a step.
     """
 
-    passes = 1
-
-    def __init__(self, module: nn.Module, device_ids: Any = None, **kwargs: Any):
+    def __init__(self, module: nn.Module, device_ids: Any = None, passes: int = 1, **kwargs: Any):
+        self.passes = passes
         on_cpu = next(module.parameters()).device.type == "cpu"
         super().__init__(module, device_ids=None if on_cpu else device_ids, **kwargs)
         self._pass = 0
@@ -75,25 +72,13 @@ class DDP(nn.parallel.DistributedDataParallel):
                 buffer.copy_(before)
 
 
-def ddp_class(passes: int, on_use: Callable[[], None] = lambda: None) -> type[DDP]:
-    """A DDP with that many passes per step: a class, since `main` makes the instance, which calls `on_use`."""
-
-    class RunDDP(DDP):
-        def __init__(self, *args: Any, **kwargs: Any):
-            on_use()
-            super().__init__(*args, **kwargs)
-
-    RunDDP.passes = passes
-    return RunDDP
-
-
 def is_compiled(model: nn.Module) -> bool:
-    """Whether `main` has compiled the model."""
+    """Return whether a model is compiled."""
     return hasattr(model, "_orig_mod")
 
 
 def innermost(model: nn.Module) -> nn.Module:
-    """The model within what `main` wraps it in: DDP, torch.compile."""
+    """Return the model within DDP and torch.compile."""
     for wrapper in ("_orig_mod", "module"):
         model = getattr(model, wrapper, model)
     return model

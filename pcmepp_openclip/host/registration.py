@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,9 @@ from torch import nn
 
 from ..system.digest import Damaged, verified
 from . import names, repos, seams, tokenizers, towers
-from .weights import BIG_VISION, plain_text_names, reason
+from .weights import plain_text_names, reason
 
-LEDGER = seams.Ledger()  # of the replacements, which last as long as the process
-
+IMPORTED_BY = ("open_clip_train.main", "open_clip_train.zero_shot")  # modules that take names of open_clip by value
 RELEASED = "SanghyukChun/PCMEPP-ViT-B-16-CC3M-12M-RedCaps"
 BASES = {  # the plain model whose weights fit the mean branch of a curated PCME++ model
     "PCMEpp-ViT-B-32": "ViT-B-32",
@@ -57,6 +57,13 @@ def register(
         block = getattr(args, "pcmepp_cfg", None) or (factory.get_model_config(args.model) or {}).get("pcmepp_cfg")
         return stock(args) if block is None else create_loss(args, block)
 
+    def task_of(stock: Callable, args: Any, model: nn.Module, *more: Any, **kwargs: Any) -> nn.Module:
+        if not isinstance(model, our_classes):
+            return stock(args, model, *more, **kwargs)
+        from .task import PCMEppTask
+
+        return PCMEppTask(model, loss_of(factory.create_loss, args))
+
     def convert(stock: Callable, model: nn.Module, state_dict: dict) -> dict:
         state_dict = plain_text_names(model, stock(model, state_dict))
         if not isinstance(model, our_classes):
@@ -69,7 +76,6 @@ def register(
             raise RuntimeError(f"Cannot load {checkpoint_path}: {checkpoint_path.reason}.")
         if not isinstance(model, our_classes):
             return stock(model, checkpoint_path, *args, **kwargs)
-        before = LEDGER.calls.copy()
         try:
             loaded = stock(model, checkpoint_path, *args, **kwargs)
         except Damaged:
@@ -77,8 +83,6 @@ def register(
         except Exception as error:
             raise RuntimeError(f"Cannot load {checkpoint_path}: {reason(error)}") from error
         towers.fit_image_size(model)
-        if not str(checkpoint_path).endswith(BIG_VISION):  # read by other functions, into the model itself
-            LEDGER.expect(*(seam for seam in seams.LIBRARY if seam.caller.endswith(".load_checkpoint")), since=before)
         return loaded
 
     def read(stock: Callable, checkpoint_path: str, *args: Any, **kwargs: Any) -> Any:
@@ -100,20 +104,34 @@ def register(
         "load_checkpoint": load,
         "convert_state_dict": convert,
         "create_loss": loss_of,
+        "create_task": task_of,
     }
     classes = {**model_classes, "CoCa": None}
-    assert ours.keys() | classes.keys() == {seam.name for seam in seams.LIBRARY}
+    library = (*seams.LIBRARY, *(seams.ONLY_4 if hasattr(open_clip, "create_task") else ()))
+    assert ours.keys() | classes.keys() >= {seam.name for seam in library}
     replacements: dict[str, Any] = {}
-    for seam in seams.LIBRARY:
+    for seam in library:
         if seam.name not in replacements:  # one object for `open_clip.factory.x` and `open_clip.x`
             stock = seam.find()
             replacements[seam.name] = (
-                _dispatcher(seam, classes[seam.name])
-                if seam.name in classes
-                else LEDGER.noting(seam, functools.partial(ours[seam.name], stock))
+                _dispatcher(seam, classes[seam.name]) if seam.name in classes else _replacement(ours[seam.name], stock)
             )
         seam.replace(replacements[seam.name])
+    for module in filter(None, map(sys.modules.get, IMPORTED_BY)):  # before the plugin was, with the stock functions
+        for name, replacement in replacements.items():
+            if getattr(module, name, None) is getattr(replacement, "__wrapped__", module):
+                setattr(module, name, replacement)
     factory._pcmepp_registered = True
+
+
+def _replacement(function: Callable, stock: Callable) -> Callable:
+    """Return `function` under the name and with the docstring of what it replaces, which it is called with."""
+
+    @functools.wraps(stock)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return function(stock, *args, **kwargs)
+
+    return replacement
 
 
 def _dispatcher(seam: seams.Seam, model_class: type | None) -> type:
@@ -122,7 +140,6 @@ def _dispatcher(seam: seams.Seam, model_class: type | None) -> type:
 
     class Dispatch(type):
         def __call__(cls, *args: Any, **kwargs: Any) -> nn.Module:
-            LEDGER.enter(seam)
             kind = model_class if "pcmepp_cfg" in kwargs else stock
             if kind is None:
                 raise ValueError(

@@ -1,17 +1,12 @@
-"""Every name of open_clip, and of torch below it, that the plugin replaces or relies on: one list, made loud.
+"""Every name of open_clip that the plugin replaces or relies on: one list, made loud.
 
 A seam is a name that the plugin replaces by its own. The code that replaces them takes them from here, so that the list
-cannot drift from what is replaced. Where a name is missing, importing the plugin fails; where open_clip never calls
-what was put in its place, the run stops (`Ledger`). Both name the version that was found and the cure.
+cannot drift from what is replaced. Where a name is missing, importing the plugin fails, and the message names the
+version that was found and the cure.
 """
 
-import builtins
 import pkgutil
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
 from typing import Any
 
 import open_clip
@@ -19,8 +14,8 @@ import torch
 
 from ..system.errors import RunFailed
 
-SUPPORTED = ">=3.3,<4"
-TESTED = "3.3.0"  # the version that the plugin is tested with
+SUPPORTED = ">=3.3,<5"
+TESTED = "3.3.0"  # the version that the cure of a message names
 UPGRADE_TORCH = "run pip install --upgrade torch"
 
 
@@ -50,56 +45,31 @@ class Name:
 
 @dataclass(frozen=True)
 class Seam(Name):
-    """A name that is replaced.
-
-    Arguments:
-        caller: the function of open_clip that is to call it; "" where only users of open_clip do.
-        builtin: whether it is a builtin, which the holder looks up but need not have.
-    """
-
-    caller: str = ""
-    builtin: bool = False
-
-    def find(self) -> Any:
-        return getattr(builtins, self.name) if self.builtin else super().find()
+    """A name that is replaced."""
 
     def replace(self, value: Any) -> None:
         """Put `value` in its place, for good."""
         self.find()
         setattr(pkgutil.resolve_name(self.holder), self.name, value)
 
-    @contextmanager
-    def replaced(self, value: Any) -> Iterator[None]:
-        """The name stands for `value` while the context lasts."""
-        before = self.find()
-        self.replace(value)
-        try:
-            yield
-        finally:
-            if self.builtin:
-                delattr(pkgutil.resolve_name(self.holder), self.name)
-            else:
-                self.replace(before)
 
-
-_FACTORY, _CREATE = "open_clip.factory", "open_clip.factory.create_model"
-_MAIN, _TRAIN = "open_clip_train.main", "open_clip_train.train"
+_FACTORY = "open_clip.factory"
 
 LIBRARY = (  # replaced when the plugin is imported, for good
-    Seam(_FACTORY, "CLIP", "build PCME++ models", _CREATE),
-    Seam(_FACTORY, "CustomTextCLIP", "build PCME++ models", _CREATE),
-    Seam(_FACTORY, "CoCa", "refuse PCME++ configs that are no CLIP", _CREATE),
-    Seam(_FACTORY, "get_model_config", "find the configs of PCME++ models", _CREATE),
-    Seam(_FACTORY, "get_pretrained_cfg", "find the weights for PCME++ models", _CREATE),
+    Seam(_FACTORY, "CLIP", "build PCME++ models"),
+    Seam(_FACTORY, "CustomTextCLIP", "build PCME++ models"),
+    Seam(_FACTORY, "CoCa", "refuse PCME++ configs that are no CLIP"),
+    Seam(_FACTORY, "get_model_config", "find the configs of PCME++ models"),
+    Seam(_FACTORY, "get_pretrained_cfg", "find the weights for PCME++ models"),
     Seam(_FACTORY, "list_pretrained_tags_by_model", "list the weights for PCME++ models"),
-    Seam(_FACTORY, "parse_model_name", "check the config of a local folder", _CREATE),
-    Seam(_FACTORY, "_get_hf_config", "check the config of a Hub repo", _CREATE),
-    Seam(_FACTORY, "download_pretrained_from_hf", "take only safetensors from a Hub repo", _CREATE),
-    Seam(_FACTORY, "_find_checkpoint_in_dir", "refuse a local folder without weights", _CREATE),
-    Seam(_FACTORY, "load_checkpoint", "explain a file of weights that cannot be loaded", _CREATE),
-    Seam(_FACTORY, "load_state_dict", "verify the digest of a checkpoint", "open_clip.factory.load_checkpoint"),
-    Seam(_FACTORY, "convert_state_dict", "load weights into a PCME++ model", "open_clip.factory.load_checkpoint"),
-    Seam(_FACTORY, "HFTokenizer", "never run the code of a tokenizer's repo", "open_clip.factory.get_tokenizer"),
+    Seam(_FACTORY, "parse_model_name", "check the config of a local folder"),
+    Seam(_FACTORY, "_get_hf_config", "check the config of a Hub repo"),
+    Seam(_FACTORY, "download_pretrained_from_hf", "take only safetensors from a Hub repo"),
+    Seam(_FACTORY, "_find_checkpoint_in_dir", "refuse a local folder without weights"),
+    Seam(_FACTORY, "load_checkpoint", "explain a file of weights that cannot be loaded"),
+    Seam(_FACTORY, "load_state_dict", "verify the digest of a checkpoint"),
+    Seam(_FACTORY, "convert_state_dict", "load weights into a PCME++ model"),
+    Seam(_FACTORY, "HFTokenizer", "never run the code of a tokenizer's repo"),
     Seam(_FACTORY, "get_tokenizer", "find the tokenizer of a PCME++ model"),
     Seam(_FACTORY, "create_loss", "create the loss of a PCME++ model"),
     Seam("open_clip", "get_model_config", "find the configs of PCME++ models"),
@@ -111,32 +81,9 @@ LIBRARY = (  # replaced when the plugin is imported, for good
     Seam("open_clip", "load_checkpoint", "load weights into a PCME++ model"),
 )
 
-MAIN = tuple(  # replaced while a training run lasts
-    Seam(_MAIN, name, why, f"{_MAIN}.main")
-    for name, why in {
-        "parse_args": "take the flags of `pcmepp train`",
-        "setup_logging": "lock the run folder and redact the log",
-        "get_latest_checkpoint": "resume from a checkpoint that is whole",
-        "create_model_and_transforms": "build the model with the weights of the loss that the flags give",
-        "pt_load": "resume from a checkpoint",
-        "get_tokenizer": "find the tokenizer of a PCME++ model",
-        "get_data": "read the data",
-        "cosine_lr": "give groups of parameters learning rates of their own",
-        "const_lr": "give groups of parameters learning rates of their own",
-        "const_lr_cooldown": "give groups of parameters learning rates of their own",
-        "create_loss": "watch the loss",
-        "train_one_epoch": "save, stop and resume",
-        "evaluate": "validate a PCME++ model",
-    }.items()
-)
-STEP = Seam(_TRAIN, "enumerate", "save, stop and log between steps", f"{_TRAIN}.train_one_epoch", builtin=True)
-BACKWARD = Seam(_TRAIN, "backward", "freeze towers and warm the loss up", f"{_TRAIN}.train_one_epoch")
-METRICS = Seam(_TRAIN, "get_clip_metrics", "validate by the Gaussians", f"{_TRAIN}.evaluate")
-DDP = Seam("torch.nn.parallel", "DistributedDataParallel", "reduce gradients once per step", f"{_MAIN}.main")
-OPTIMIZER = Seam("torch.optim.Optimizer", "load_state_dict", "keep the flags of a resumed run", f"{_MAIN}.main")
-
-TRAINING = (*MAIN, STEP, BACKWARD, METRICS, DDP, OPTIMIZER)
-ALL = (*LIBRARY, *TRAINING)
+ONLY_4 = tuple(
+    Seam(holder, "create_task", "train a PCME++ model") for holder in (_FACTORY, "open_clip")
+)  # of version 4
 
 USED = (  # as they are
     *(Name("open_clip", name, "know the models") for name in ("CLIP", "CustomTextCLIP")),
@@ -158,13 +105,21 @@ USED = (  # as they are
     Name("open_clip.pretrained", "_PRETRAINED", "know the pretrained tags"),
     Name("open_clip.tokenizer", "HFTokenizer", "load a tokenizer"),
 )
-USED_IN_TRAINING = (
-    Name(_MAIN, "main", "train"),
-    *(Name(_TRAIN, name, "train and validate") for name in ("train_one_epoch", "evaluate")),
-    Name("open_clip_train.params", "parse_args", "read the flags"),
-    Name("open_clip_train.logger", "setup_logging", "log"),
-    Name("open_clip_train.distributed", "world_info_from_env", "know the rank"),
-    Name("open_clip_train.precision", "get_autocast", "compute in the precision of a run"),
+USED_IN_TRAINING = tuple(
+    Name(f"open_clip_train.{module}", name, why)
+    for module, name, why in (
+        ("params", "parse_args", "read the flags"),
+        ("logger", "setup_logging", "log"),
+        ("distributed", "world_info_from_env", "know the rank"),
+        ("distributed", "init_distributed_device", "set up the ranks"),
+        ("distributed", "broadcast_object", "set up the ranks"),
+        ("precision", "get_autocast", "compute in the precision of a run"),
+        ("scheduler", "cosine_lr", "set learning rates"),
+        ("scheduler", "const_lr", "set learning rates"),
+        ("scheduler", "const_lr_cooldown", "set learning rates"),
+        ("data", "get_data", "read the data"),
+        ("zero_shot", "zero_shot_eval", "validate on ImageNet"),
+    )
 )
 USED_BY_DATA = tuple(Name("open_clip_train.data", name, "hand over data") for name in ("DataInfo", "SharedEpoch"))
 
@@ -197,7 +152,7 @@ def check_version() -> None:
         numbers = tuple(int(part) for part in found.split(".")[:2])
     except ValueError:
         numbers = (0, 0)
-    if not (3, 3) <= numbers < (4, 0):
+    if not (3, 3) <= numbers < (5, 0):
         raise ImportError(f"pcmepp_openclip needs open_clip_torch {SUPPORTED}, found {found}: run {cure(SUPPORTED)}")
 
 
@@ -205,36 +160,3 @@ def check_names(*names: Name) -> None:
     """ImportError, in one sentence, for the first of the names that is missing."""
     for name in names:
         name.find()
-
-
-class Ledger:
-    """How often each seam was entered."""
-
-    def __init__(self) -> None:
-        self.calls: Counter[Seam] = Counter()
-
-    def enter(self, seam: Seam) -> None:
-        self.calls[seam] += 1
-
-    def noting(self, seam: Seam, function: Callable) -> Callable:
-        """`function` under the name and with the docstring of what it replaces, with every call noted."""
-
-        @wraps(seam.find())
-        def replacement(*args: Any, **kwargs: Any) -> Any:
-            self.enter(seam)
-            return function(*args, **kwargs)
-
-        return replacement
-
-    def expect(self, *seams: Seam, since: "Counter[Seam] | None" = None, times: int = 1) -> None:
-        """HostChanged for the first of the seams that was not entered so often, `since` that copy of `calls`."""
-        for seam in seams:
-            if self.calls[seam] - (since or Counter())[seam] < times:
-                raise never_entered(seam)
-
-
-def never_entered(seam: Seam) -> HostChanged:
-    return HostChanged(
-        f"open_clip_torch {version()} never called {seam}, which pcmepp_openclip replaces to {seam.why}; it is tested "
-        f"with {TESTED}: run {cure()}"
-    )

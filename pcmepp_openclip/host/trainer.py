@@ -2,10 +2,37 @@
 
 from . import seams
 
-seams.check_names(*seams.TRAINING, *seams.USED_IN_TRAINING)
+seams.check_names(*seams.USED_IN_TRAINING)
 
-from open_clip_train import logger, main, params, train  # noqa: E402
-from open_clip_train.distributed import world_info_from_env  # noqa: E402
+from open_clip_train import params  # noqa: E402
+from open_clip_train.data import get_data  # noqa: E402
+from open_clip_train.distributed import (  # noqa: E402
+    broadcast_object,
+    init_distributed_device,
+    world_info_from_env,
+)
+from open_clip_train.logger import setup_logging  # noqa: E402
 from open_clip_train.precision import get_autocast  # noqa: E402
+from open_clip_train.scheduler import const_lr, const_lr_cooldown, cosine_lr  # noqa: E402
+from open_clip_train.zero_shot import zero_shot_eval  # noqa: E402
 
-__all__ = ["get_autocast", "logger", "main", "params", "train", "world_info_from_env"]
+try:  # open_clip 4
+    from open_clip_train.optim import OptimizerCfg, create_optimizer
+except ImportError:
+    OptimizerCfg = create_optimizer = None
+
+schedules = {"cosine": cosine_lr, "const": const_lr, "const-cooldown": const_lr_cooldown}  # by --lr-scheduler
+
+__all__ = [
+    "OptimizerCfg",
+    "broadcast_object",
+    "create_optimizer",
+    "get_autocast",
+    "get_data",
+    "init_distributed_device",
+    "params",
+    "schedules",
+    "setup_logging",
+    "world_info_from_env",
+    "zero_shot_eval",
+]

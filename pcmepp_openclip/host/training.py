@@ -1,287 +1,297 @@
-"""open_clip's training: its `main` runs unmodified, with some of the functions that it calls replaced by ours.
+"""The parts that a training run is built of, by open_clip's own functions and in the way of its `main`.
 
-`main` and its loop look names up in their modules when they need them. While `run_main` runs, the names in
-`seams.TRAINING` are ours; afterwards they are the stock ones again. They call the methods of a `Hooks`,
-which know neither the signatures nor the flags of open_clip.
+Each function takes all flags (`args`), and only functions of this folder read those of open_clip.
 """
 
-import contextlib
 import copy
+import importlib
 import logging
+import math
+import os
+import random
 from argparse import Namespace
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+import numpy
 import open_clip
 import torch
-from open_clip.tokenizer import HFTokenizer
 from torch import nn
 
-from . import flags, registration, seams
-from .calls import VALIDATION, EpochCall, ValidationCall, computing, metrics_of, stock_evaluate
+from . import flags
 from .data import bounded
 from .loss import create_chunked_clip_loss
-from .parallel import ddp_class, innermost, load_optimizer
-from .trainer import logger, main, world_info_from_env
+from .parallel import DDP, innermost
+from .trainer import (
+    OptimizerCfg,
+    broadcast_object,
+    create_optimizer,
+    get_autocast,
+    get_data,
+    init_distributed_device,
+    schedules,
+    setup_logging,
+    world_info_from_env,
+    zero_shot_eval,
+)
 
-__all__ = [
-    "computing",
-    "innermost",
-    "metrics_of",
-    "run_main",
-    "stock_evaluate",
-    "stock_get_data",
-    "world_info_from_env",
-]
+__all__ = ["stock_get_data", "world_info_from_env"]
 
-stock_get_data = main.get_data
-stock_pt_load = main.pt_load
-SCHEDULES = {"cosine": "cosine_lr", "const": "const_lr", "const-cooldown": "const_lr_cooldown"}  # by --lr-scheduler
-_stock_schedules = {name: getattr(main, name) for name in SCHEDULES.values()}
-_stock_get_latest_checkpoint = main.get_latest_checkpoint
-
-
-class Hooks(Protocol):
-    """What `run_main` calls, in the order of a run."""
-
-    def newest_checkpoint(self) -> Path | None:
-        """The checkpoint of the run folder to resume from."""
-
-    def load_checkpoint(self, path: str) -> dict:
-        """The content of a checkpoint, in the format that `main` expects."""
-
-    def set_up_optimizer(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-        """Called once with what `main` has built, before a checkpoint is loaded into it. `model` is not wrapped."""
-
-    def schedule(self, stock: Callable[[int], float], optimizer: torch.optim.Optimizer, steps: int) -> Callable:
-        """A function of the step that sets the learning rates, by open_clip's own; `steps` is those of the run."""
-
-    def check_data(self, data: dict) -> None:
-        """Called with what `get_data` returns."""
-
-    def watch_loss(self, loss: nn.Module, saves: bool) -> nn.Module:
-        """The loss to train with. `saves` is whether this rank writes to the run folder."""
-
-    def train_epoch(self, epoch: EpochCall) -> None: ...
-
-    def validate(self, call: ValidationCall) -> dict:
-        """The metrics."""
+stock_get_data = get_data
 
 
-def run_main(
-    argv: list[str], args: Namespace, begin: Callable[[flags.RunSettings], Hooks], get_data: Callable, passes: int
-) -> int:
-    """Run open_clip's `main` on these arguments; return its exit code.
+def computing(args: Namespace) -> dict[str, Any]:
+    """Return how a run computes once its device is known: device, autocast context, dtype of images."""
+    device = torch.device(args.device)
+    autocast = get_autocast(args.precision, device_type=device.type)
+    return {"device": device, "autocast": autocast, "dtype": open_clip.get_input_dtype(args.precision)}
 
-    Arguments:
-        begin: called once, when the ranks and the run folder are set up, before anything is built.
-        get_data: a function with the arguments of open_clip's, and `model`, before it is wrapped.
-        passes: number of forward passes with gradients per step. Only the last one reduces gradients; 1 reduces them
-            in every pass, as open_clip does.
+
+def set_up(args: Namespace) -> None:
+    """Set up the ranks, the run folder and the log, and note them in `args`, under open_clip's names."""
+    from ..system.files import warn_once_of_a_full_disk
+    from ..system.redact import redact_logs
+
+    if torch.cuda.is_available():  # as open_clip sets them
+        torch.backends.cuda.matmul.allow_tf32 = True
+        torch.backends.cudnn.benchmark = True
+        torch.backends.cudnn.deterministic = False
+    init_distributed_device(args)
+    if args.name is None:
+        started = datetime.now().strftime("%Y_%m_%d-%H_%M_%S")
+        started = broadcast_object(args, started) if args.distributed else started
+        model = args.model.replace("/", "-")
+        args.name = f"{started}-model_{model}-lr_{args.lr}-b_{args.batch_size}-j_{args.workers}-p_{args.precision}"
+    folder = Path(args.logs) / args.name
+    args.wandb, args.tensorboard = (name in args.report_to or "all" in args.report_to for name in TRACKERS)
+    args.checkpoint_path, args.log_path, args.tensorboard_path = str(folder / "checkpoints"), None, ""
+    leads = args.rank == 0
+    if leads or (args.log_local and args.local_rank == 0):
+        folder.mkdir(parents=True, exist_ok=True)
+        args.log_path = str(folder / (f"out-{args.rank}" if args.log_local else "out.log"))
+    if leads:
+        (folder / "checkpoints").mkdir(exist_ok=True)
+        if args.tensorboard:
+            args.tensorboard_path = str(folder / "tensorboard")
+    args.log_level = logging.DEBUG if args.debug else logging.INFO
+    setup_logging(args.log_path, args.log_level)
+    redact_logs()
+    warn_once_of_a_full_disk()
+    _quiet_compiler()
+    if args.precision == "fp16":
+        logging.warning("--precision fp16 is less tried in training than --precision amp.")
+    logging.info("Rank %d of %d on %s.", args.rank, args.world_size, args.device)
+
+
+TRACKERS = ("wandb", "tensorboard")
+
+
+def _quiet_compiler() -> None:
+    """Keep torch's compiler from logging at the level of the run, which it does up to the exit of the process."""
+    for name in logging.root.manager.loggerDict:
+        if name.startswith(("torch._", "torch.fx")):
+            logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _seed(seed: int) -> None:
+    torch.manual_seed(seed)
+    numpy.random.seed(seed)
+    random.seed(seed)
+
+
+def build_model(args: Namespace, device: torch.device) -> tuple[Any, Any, Any]:
+    """Return the model and its transforms of images for training and for validation."""
+    _seed(args.seed)  # the same weights on all ranks
+    extra: dict[str, Any] = {} if args.pcmepp_cfg is None else {"pcmepp_cfg": args.pcmepp_cfg}
+    if args.siglip:
+        extra |= {"init_logit_scale": math.log(10), "init_logit_bias": -10}
+    model, for_training, for_validation = open_clip.create_model_and_transforms(
+        args.model,
+        args.pretrained,
+        precision=args.precision,
+        device=device,
+        force_quick_gelu=args.force_quick_gelu,
+        force_custom_text=args.force_custom_text,
+        force_patch_dropout=args.force_patch_dropout,
+        force_image_size=args.force_image_size,
+        force_context_length=args.force_context_length,
+        image_mean=args.image_mean,
+        image_std=args.image_std,
+        image_interpolation=args.image_interpolation,
+        image_resize_mode=args.image_resize_mode,
+        aug_cfg=args.aug_cfg,
+        pretrained_image=args.pretrained_image,
+        output_dict=True,
+        cache_dir=args.cache_dir,
+        **extra,
+    )
+    if args.head_only:
+        model.freeze_towers()
+        _log_frozen(args, model, "Head only: both towers are frozen", "Head only")
+    if args.lora:
+        model.add_lora(args.lora)
+        _log_frozen(args, model, f"LoRA of rank {args.lora}: the weights of both towers are frozen", "LoRA")
+    _seed(args.seed + args.rank)
+    if args.lock_image:
+        model.lock_image_tower(args.lock_image_unlocked_groups, args.lock_image_freeze_bn_stats)
+    if args.lock_text:
+        model.lock_text_tower(args.lock_text_unlocked_layers, args.lock_text_freeze_layer_norm)
+    if args.grad_checkpointing:
+        model.set_grad_checkpointing()
+    args.variable_text = getattr(getattr(model, "text", None), "variable_text", False)  # open_clip 4's data ask for it
+    return model, for_training, bounded(for_validation)
+
+
+def _log_frozen(args: Namespace, model: nn.Module, what: str, flag: str) -> None:
+    if args.rank != 0:
+        return
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    logging.info("%s, %d parameters are trained.", what, trained)
+    if flags.starts_random(args):
+        logging.warning(
+            "%s: the frozen towers have random weights, which are never trained: give --pretrained, or --resume a run.",
+            flag,
+        )
+
+
+def log_model(args: Namespace, model: nn.Module) -> None:
+    """Log the model and all flags, and write the flags to params.txt."""
+    if args.rank != 0:
+        return
+    logging.info("Model:\n%s", model)
+    lines = [f"{name}: {value}" for name, value in sorted(vars(args).items())]
+    logging.info("Params:")
+    for line in lines:
+        logging.info("  %s", line)
+    (Path(args.logs) / args.name / "params.txt").write_text("".join(f"{line}\n" for line in lines))
+
+
+def distribute(model: nn.Module, args: Namespace, device: torch.device) -> nn.Module:
+    """Return the model in DDP if there are several ranks. A PCME++ model reduces its gradients once per step, a plain
+    one in each of its passes, as in open_clip."""
+    if not args.distributed:
+        return model
+    if args.use_bn_sync:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    more = {"static_graph": True} if args.ddp_static_graph else {}
+    return DDP(model, device_ids=[device], passes=args.accum_freq if args.pcmepp_cfg is not None else 1, **more)
+
+
+def compiled(model: nn.Module, args: Namespace) -> Any:
+    """Return the model compiled by --torchcompile."""
+    if not args.torchcompile:
+        return model
+    logging.info("Compiling the model at its first step.")
+    if args.grad_checkpointing and args.distributed:
+        torch._dynamo.config.optimize_ddp = False  # it does not know recomputed activations
+    _quiet_compiler()
+    return torch.compile(model)
+
+
+def build_optimizer(args: Namespace, model: nn.Module) -> tuple[torch.optim.Optimizer, Any]:
+    """Return the optimizer that --opt names and the scaler of fp16 gradients, which is None without --precision amp.
+
+    Gains, biases and scales have no weight decay; open_clip 4 also leaves out what a tower names.
     """
-    return _Main(args, begin, get_data).run(argv, passes)
+    optimizer: torch.optim.Optimizer
+    if create_optimizer is not None:
+        flags_of_4 = ("opt", "lr", "beta1", "beta2", "eps", "momentum")
+        cfg = OptimizerCfg(weight_decay=args.wd, **{name: getattr(args, name) for name in flags_of_4})
+        optimizer = create_optimizer(model, cfg)
+    elif args.opt.lower().startswith("timm/"):
+        from timm.optim import create_optimizer_v2
+
+        if (args.beta1 is None) != (args.beta2 is None):
+            raise ValueError("--beta1 and --beta2 belong together for an optimizer of timm's: give both or none.")
+        more: dict[str, Any] = {} if args.beta1 is None else {"betas": (args.beta1, args.beta2)}
+        if args.momentum is not None:
+            more["momentum"] = args.momentum
+        name = args.opt.lower().split("timm/")[-1]
+        optimizer = create_optimizer_v2(model, name, lr=args.lr, weight_decay=args.wd, eps=args.eps, **more)
+    else:
+        trained = [(name, x) for name, x in model.named_parameters() if x.requires_grad]
+        decays = [x.ndim >= 2 and not any(word in name for word in NOT_DECAYED) for name, x in trained]
+        groups = [
+            {
+                "params": [x for (_, x), decay in zip(trained, decays, strict=True) if decay == wanted],
+                "weight_decay": wd,
+            }
+            for wanted, wd in ((False, 0.0), (True, args.wd))
+        ]
+        optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(args.beta1, args.beta2), eps=args.eps)
+    if args.rank == 0:
+        defaults = {**copy.deepcopy(optimizer.defaults), "weight_decay": args.wd}
+        text = ", ".join(f"{key}: {value}" for key, value in defaults.items())
+        logging.info("Created %s (%s) optimizer: %s", type(optimizer).__name__, args.opt, text)
+    return optimizer, torch.amp.GradScaler(device=args.device) if args.precision == "amp" else None
 
 
-class _Main:
-    """The functions that `main` calls, each under its name in `main`, and a copy of the arguments.
-
-    It is a copy because `main` writes to it, and because saving is switched off in it: `TrainingHooks` saves.
-    """
-
-    def __init__(self, args: Namespace, begin: Callable[[flags.RunSettings], Hooks], get_data: Callable):
-        self.keep_latest, self.args = args.save_most_recent, copy.copy(args)
-        self.args.save_most_recent = False
-        self.begin, self.make_data = begin, get_data
-        self.ledger = seams.Ledger()
-        self.resumes_latest = args.resume == "latest"
-        self.start_epoch: int | None = None  # of the checkpoint that the run was resumed from
-        self.data: dict = {}
-        self.model: Any = None  # before `main` wraps it
-        self.optimizer_is_set_up = False
-        self.saves = False
-        self._hooks: Hooks | None = None
-
-    def run(self, argv: list[str], passes: int) -> int:
-        with contextlib.ExitStack() as stack:
-            for seam in seams.MAIN:
-                stack.enter_context(seam.replaced(self.ledger.noting(seam, getattr(self, seam.name))))
-            ddp = ddp_class(passes, on_use=lambda: self.ledger.enter(seams.DDP))
-            stack.enter_context(seams.DDP.replaced(ddp))
-            stack.enter_context(seams.OPTIMIZER.replaced(self.ledger.noting(seams.OPTIMIZER, self.load_optimizer)))
-            code = main.main(argv) or 0
-        if code == 0:
-            self._check_end()
-        return code
-
-    @property
-    def hooks(self) -> Hooks:
-        self._expect("setup_logging")
-        assert self._hooks is not None
-        return self._hooks
-
-    def _expect(self, *names: str) -> None:
-        """HostChanged if `main` has not called one of these functions, which should come before the current one."""
-        self.ledger.expect(*(seam for seam in seams.MAIN if seam.name in names))
-
-    def _expect_set_up(self) -> None:
-        self._expect("create_model_and_transforms", "get_tokenizer", "get_data")
-        if self.args.distributed and not self.args.horovod:
-            self.ledger.expect(seams.DDP)
-        if self.resumes_latest and self.args.rank == 0:
-            self._expect("get_latest_checkpoint")
-        if self.args.resume is not None:
-            self._expect("pt_load")
-        if self.start_epoch is not None and "train" in self.data:
-            self.ledger.expect(seams.OPTIMIZER)
-        if "train" in self.data:
-            self._expect(SCHEDULES[self.args.lr_scheduler])
-
-    def _check_end(self) -> None:
-        self._expect("parse_args", "setup_logging")
-        self._expect_set_up()
-        if "train" not in self.data:
-            return self._expect("evaluate")
-        self._expect("create_loss")
-        if (self.start_epoch or 0) < self.args.epochs:
-            self._expect("train_one_epoch")
-            if not self.data.keys().isdisjoint(VALIDATION):
-                self._expect("evaluate")
-
-    # What `main` calls, in this order.
-
-    def parse_args(self, _argv: list[str]) -> Namespace:
-        return self.args
-
-    def setup_logging(self, *args: Any) -> None:
-        """open_clip's, which makes every logger verbose, except that torch's compiler is kept quiet at exit."""
-        from ..system.files import warn_once_of_a_full_disk
-        from ..system.redact import redact_logs
-
-        self._expect("parse_args")
-        logger.setup_logging(*args)
-        redact_logs()
-        warn_once_of_a_full_disk()
-        for name in logging.root.manager.loggerDict:
-            if name.startswith(("torch._", "torch.fx")):
-                logging.getLogger(name).setLevel(logging.WARNING)
-        self._hooks = self.begin(flags.run_settings(self.args, self.keep_latest))
-
-    def get_latest_checkpoint(self, path: str, remote: bool) -> str | None:
-        if remote:
-            return _stock_get_latest_checkpoint(path, remote)
-        found = self.hooks.newest_checkpoint()
-        return str(found) if found else None
-
-    def create_model_and_transforms(self, model_name: str, *args: Any, **kwargs: Any) -> Any:
-        self._expect("setup_logging")
-        if self.args.pcmepp_cfg is not None and model_name == self.args.model:
-            kwargs["pcmepp_cfg"] = self.args.pcmepp_cfg
-        before = registration.LEDGER.calls.copy()
-        try:
-            model, for_training, for_validation = open_clip.create_model_and_transforms(model_name, *args, **kwargs)
-        except TypeError:  # the class does not know `pcmepp_cfg`, so it is not ours
-            if "pcmepp_cfg" in kwargs:
-                registration.LEDGER.expect(*(x for x in seams.LIBRARY if x.name == "CLIP"), since=before)
-            raise
-        pretrained = args[0] if args else kwargs.get("pretrained")
-        for seam, times in _library_seams(model_name, model, pretrained):
-            registration.LEDGER.expect(seam, since=before, times=times)
-        if model_name == self.args.model:
-            self.model = model
-            if self.args.head_only:
-                model.freeze_towers()
-                self._say_frozen("Head only: both towers are frozen", "Head only")
-            if self.args.lora:
-                model.add_lora(self.args.lora)
-                self._say_frozen(f"LoRA of rank {self.args.lora}: the weights of both towers are frozen", "LoRA")
-        return model, for_training, bounded(for_validation)
-
-    def _say_frozen(self, what: str, flag: str) -> None:
-        if self.args.rank == 0:
-            trained = sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
-            logging.info("%s, %d parameters are trained.", what, trained)
-            if flags.starts_random(self.args):
-                logging.warning(
-                    "%s: the frozen towers have random weights, which are never trained: give --pretrained, "
-                    "or --resume a run.",
-                    flag,
-                )
-
-    def pt_load(self, path: str, map_location: Any = None) -> dict:
-        checkpoint = self.hooks.load_checkpoint(path)
-        self.start_epoch = checkpoint.get("epoch")
-        return checkpoint
-
-    def load_optimizer(self, optimizer: torch.optim.Optimizer, state_dict: dict) -> None:
-        self._set_up(optimizer)
-        load_optimizer(optimizer, state_dict)
-
-    def _set_up(self, optimizer: torch.optim.Optimizer) -> None:
-        if not self.optimizer_is_set_up:
-            self.hooks.set_up_optimizer(optimizer, self.model)
-            self.optimizer_is_set_up = True
-
-    def get_tokenizer(self, *args: Any, **kwargs: Any) -> Any:
-        before = registration.LEDGER.calls.copy()
-        tokenizer = open_clip.get_tokenizer(*args, **kwargs)
-        if isinstance(tokenizer, HFTokenizer):
-            registration.LEDGER.expect(*(x for x in seams.LIBRARY if x.name == "HFTokenizer"), since=before)
-        return tokenizer
-
-    def get_data(self, *args: Any, **kwargs: Any) -> dict:
-        self._expect("create_model_and_transforms", "get_tokenizer")
-        self.data = self.make_data(*args, model=self.model, **kwargs)
-        self.hooks.check_data(self.data)
-        return self.data
-
-    def cosine_lr(self, *args: Any) -> Callable:
-        return self._schedule("cosine_lr", *args)
-
-    def const_lr(self, *args: Any) -> Callable:
-        return self._schedule("const_lr", *args)
-
-    def const_lr_cooldown(self, *args: Any) -> Callable:
-        return self._schedule("const_lr_cooldown", *args)
-
-    def _schedule(self, name: str, optimizer: Any, lr: float, warmup: int, steps: int, *more: Any) -> Callable:
-        self._expect("get_data")
-        self._set_up(optimizer)
-        return self.hooks.schedule(_stock_schedules[name](optimizer, lr, warmup, steps, *more), optimizer, steps)
-
-    def create_loss(self, args: Namespace) -> nn.Module:
-        """The last call before the first epoch. From here on `main` does not save."""
-        self._expect("get_data")
-        self.saves, args.save_logs = bool(args.save_logs), False
-        loss = create_chunked_clip_loss(args) if args.chunked_clip_loss else open_clip.create_loss(args)
-        return self.hooks.watch_loss(loss, self.saves)
-
-    def train_one_epoch(self, *args: Any, **kwargs: Any) -> None:
-        self._expect_set_up()
-        self._expect("create_loss")
-        self.hooks.train_epoch(EpochCall(args, kwargs))
-
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict:
-        self._expect_set_up()
-        call = ValidationCall(args, kwargs)
-        if "train" in call.data:
-            self._expect("train_one_epoch")
-            call.write_results(self.saves)
-        return self.hooks.validate(call)
+NOT_DECAYED = ("bn", "ln", "bias", "logit_scale")  # in names of parameters, as in open_clip
 
 
-def _library_seams(model_name: str, model: nn.Module, pretrained: str | None) -> list[tuple[seams.Seam, int]]:
-    """The seams that `create_model` calls for such a model, and how often."""
-    schema, colon, rest = model_name.partition(":")
-    times = {"parse_model_name": 1}
-    if not colon:
-        times |= {"get_model_config": 1} | ({"get_pretrained_cfg": 1, "load_checkpoint": 1} if pretrained else {})
-    elif schema == "hf-hub":
-        times |= {"_get_hf_config": 1, "download_pretrained_from_hf": 2}  # for the config and for the weights
-    elif (Path(rest) / registration.repos.CONFIG_FILE).is_file():
-        times |= {"_find_checkpoint_in_dir": 1}
-    for kind in ("CoCa", "CustomTextCLIP", "CLIP"):
-        if isinstance(model, getattr(open_clip, kind)):
-            times[kind] = 1
-            break
-    return [(seam, times[seam.name]) for seam in seams.LIBRARY if seam.caller and seam.name in times]
+def build_schedule(args: Namespace, optimizer: Any, steps_per_epoch: int) -> Callable[[int], float]:
+    """Return open_clip's function of the step that sets the learning rate."""
+    more: tuple = ()
+    if args.lr_scheduler == "const-cooldown":
+        if args.epochs_cooldown is None:
+            raise ValueError("--lr-scheduler const-cooldown needs --epochs-cooldown.")
+        more = (steps_per_epoch * args.epochs_cooldown, args.lr_cooldown_power, args.lr_cooldown_end)
+    if args.lr_scheduler not in schedules:
+        raise ValueError(f"--lr-scheduler must be {', '.join(schedules)}, not {args.lr_scheduler}.")
+    return schedules[args.lr_scheduler](optimizer, args.lr, args.warmup, steps_per_epoch * args.epochs, *more)
+
+
+def build_tokenizer(args: Namespace) -> Any:
+    return open_clip.get_tokenizer(args.model, cache_dir=args.cache_dir, context_length=args.force_context_length)
+
+
+def build_loss(args: Namespace) -> nn.Module:
+    """Return the loss of the model, by open_clip's `create_loss`, or the chunked one of a plain model."""
+    args.distill = False
+    return create_chunked_clip_loss(args) if args.chunked_clip_loss else open_clip.create_loss(args)
+
+
+def open_trackers(args: Namespace, data: dict, saves: bool) -> Any:
+    """Start TensorBoard and W&B where --report-to names them; return TensorBoard's writer or None."""
+    writer = None
+    if saves and args.tensorboard:
+        tensorboard = _tracker("torch.utils.tensorboard", "tensorboard")
+        writer = tensorboard.SummaryWriter(args.tensorboard_path)
+    if args.wandb and args.rank == 0:
+        wandb = _tracker("wandb", "wandb")
+        sizes = {key: data[name].dataloader.num_samples for key, name in SIZES.items() if name in data}
+        vars(args).update(sizes)
+        os.environ.setdefault("WANDB_RESUME", "allow")
+        project, notes = args.wandb_project_name, args.wandb_notes
+        wandb.init(project=project, name=args.name, id=args.name, notes=notes, tags=[], config=vars(args))
+        wandb.save(str(Path(args.logs) / args.name / "params.txt"))
+    return writer
+
+
+SIZES = {"train_sz": "train", "val_sz": "val"}
+
+
+def _tracker(module: str, package: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise ValueError(f"--report-to {package}: run pip install {package}, or drop the flag.") from None
+
+
+def close_trackers(args: Namespace) -> None:
+    if args.wandb and args.rank == 0:
+        _tracker("wandb", "wandb").finish()
+
+
+@torch.no_grad()
+def clamp_logit_scale(model: Any) -> None:
+    """Keep the scale of the logits at most 100, as open_clip does after each step."""
+    model.logit_scale.clamp_(0, math.log(100))
+
+
+def zero_shot(model: Any, data: dict, epochs: int, args: Namespace, tokenizer: Any) -> dict[str, float]:
+    """Return open_clip's zero-shot metrics on --imagenet-val and --imagenet-v2; none in other epochs than they name."""
+    alone = Namespace(**{**vars(args), "distributed": False})  # the model is out of DDP already
+    return zero_shot_eval(innermost(model), data, epochs, alone, tokenizer=tokenizer)

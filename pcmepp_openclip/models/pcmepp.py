@@ -268,8 +268,8 @@ class ProbabilisticModel(nn.Module):
                 parameter.requires_grad = True
 
     @torch.jit.ignore
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        super().set_grad_checkpointing(enable)  # type: ignore[misc]
+    def set_grad_checkpointing(self, enable: bool = True, **how: Any) -> None:
+        super().set_grad_checkpointing(enable, **how)  # type: ignore[misc]
         self.image_branch.set_recompute(enable)
         self.text_branch.set_recompute(enable)
 

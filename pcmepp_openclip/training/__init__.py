@@ -1,16 +1,16 @@
-"""Training by open_clip's loop.
+"""Training.
 
-`command` is `pcmepp train`, with its `dry_run`. `hooks` is what open_clip's loop calls: `steps` runs code between the
-steps, `saving` writes checkpoints and `resuming` continues from one, `validation` computes the metrics on the images
-and captions of `validation_data`, and `revalidation` repeats a validation that was interrupted. `caching` fills a cache
-of tokens before the first epoch, and `augment` changes batches before a step. `full_length` tries the memory of the
-longest texts before the first step, and `memory` says what to do where it is not enough. `monitor` watches the loss,
-`health` warns of an uncertainty that loses its meaning, `coordination` lets all ranks save or stop at the same step,
-`failures` ends all of them when one fails, `waits` bounds waiting, and `push` hands checkpoints to the Hub.
+`command` is `pcmepp train`, with its `dry_run`, and `loop` is the run: read that first. `steps` waits for the batches
+of an epoch, `saving` and `resuming` are about checkpoints, `validation` computes the metrics on the images and captions
+of `validation_data`. `caching` fills a cache of tokens before the first epoch, and `augment` changes batches before a
+step. `full_length` tries the memory of the longest texts before the first step, and `memory` says what to do where it
+is not enough. `monitor` watches and logs the loss, `health` warns of an uncertainty that loses its meaning,
+`coordination` lets all ranks save or stop at the same step, `failures` ends all of them when one fails, `waits` bounds
+waiting, and `push` hands checkpoints to the Hub.
 
 `finetuning` has the flags for fine-tuning, and `recipe` does what they ask for: `param_groups` and `schedule` set
 learning rates, `freezing` freezes towers, `swa` averages weights and `best` keeps the best ones. `optimizers` checks
-the optimizer and its arguments.
+the optimizer and its arguments. `model_flags` override the config of the model.
 
 `global_batch` divides the samples of a step over the ranks, and `objective` sets the flags of a way to train.
 """

@@ -8,16 +8,15 @@ from typing import Any
 from .. import data
 from ..encode import token_pass, tokens
 from .coordination import START_UP_TIMEOUT, Stopped
-from .hooks import TrainingHooks
 from .waits import StopAsked
 
 
 class RunningRanks:
     """The ranks of a run as the first pass over the data sees them: they agree by the run's own coordinator."""
 
-    def __init__(self, hooks: TrainingHooks):
-        self.rank, self.world_size = hooks.settings.rank, hooks.settings.world_size
-        self._coordinator, self._batches = hooks.coordinator, hooks.batches
+    def __init__(self, run: Any):
+        self.rank, self.world_size = run.settings.rank, run.settings.world_size
+        self._coordinator, self._batches = run.coordinator, run.batches
 
     def gather(self, item: Any) -> list[Any]:
         return self._coordinator.gather(item)
@@ -37,7 +36,7 @@ class RunningRanks:
 
 
 def cached_data(
-    hooks: TrainingHooks,
+    run: Any,
     folder: Path,
     spec: data.DataSpec,
     towers: tokens.Towers,
@@ -50,13 +49,13 @@ def cached_data(
     Arguments:
         preprocess_fns: the image transforms of training and of validation.
     """
-    ranks = RunningRanks(hooks)
+    ranks = RunningRanks(run)
     try:
         return tokens.train_data(folder, spec, towers, preprocess_fns[1], epoch, tokenizer, ranks)
     except token_pass.Interrupted:
         logging.info("Cache: stopped before all tokens were computed; what is complete is kept.")
-        hooks.coordinator.mark("stopped", "while tokens were cached")
-        hooks.coordinator.gather(None)
+        run.coordinator.mark("stopped", "while tokens were cached")
+        run.coordinator.gather(None)
         raise Stopped(
             "Stopped on request while tokens were cached; start again with --resume latest to continue."
         ) from None

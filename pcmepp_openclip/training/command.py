@@ -1,82 +1,41 @@
-"""`pcmepp train`: open_clip's own training loop with PCME++'s loss, diagnostics and validation.
+"""`pcmepp train`: training by open_clip's flags, with PCME++'s loss, diagnostics and validation.
 
     pcmepp train --model PCMEpp-ViT-B-16 --train-data 'cc3m/{00000..00331}.tar' --train-num-samples 2905954 ...
     torchrun --nproc-per-node 8 -m -- pcmepp_openclip.train --model PCMEpp-ViT-B-16 ...
 
-All flags of open_clip_train.main work; the additional ones are listed first. A plain model (--model ViT-B-32) trains as
-it does in open_clip. A run that takes seconds on a CPU:
+The flags of open_clip_train.main work; the additional ones are listed first. A plain model (--model ViT-B-32) trains
+as it does in open_clip, to the bit. A run that takes seconds on a CPU:
 
     pcmepp train --model PCMEpp-tiny --dataset-type synthetic --train-num-samples 64 --epochs 1 --precision fp32
 """
 
 import argparse
-import functools
 import logging
 import multiprocessing
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
-import open_clip
 import torch
 
 from .. import data
 from ..config import PCMEppCfg
-from ..data import build as data_build
-from ..distances import DISTANCES, trainable
-from ..encode import tokens
 from ..host import flags, never_ask, training
-from ..losses.terms import LOSSES, WEIGHT, loss_weights
+from ..losses.terms import loss_weights
 from ..runs import record
 from ..system import files, network
 from ..system.processes import end_children
 from ..system.redact import redact_args
-from ..system.text import did_you_mean, flag_of
-from . import augment, finetuning, global_batch, objective, push, validation_data
-from .caching import cached_data
+from ..system.text import flag_of
+from . import augment, finetuning, global_batch, model_flags, objective, push, validation_data
 from .coordination import EXIT_STOPPED, Stopped
 from .dry_run import dry_run
 from .failures import FailureWatch, OtherRankFailed
-from .hooks import TrainingHooks
+from .loop import Training
 from .memory import OutOfMemory, out_of_memory_message
-from .validation import evaluate
 
 MAX_MINUTES = 365 * 24 * 60
-OVERRIDES = {  # flag: (key of pcmepp_cfg, type, help)
-    "--distance": ("distance", str, f"distance d in the matching logit -a d + b: {', '.join(trainable(DISTANCES))}"),
-    "--reduction": ("reduction", str, "reduction of the matching loss: 'mean', or 'sum' divided by the batch size"),
-    "--match-logit": ("match_logit", str, "a and b in the matching logit -a d + b: 'learned', 'tied' or 'siglip'"),
-    "--match-ratio": ("match_ratio", float, "2a / exp(logit_scale) with --match-logit tied, between 0 and 1"),
-    "--train-means-by": ("train_means_by", str, "loss terms that train the means: 'all' or 'contrastive'"),
-    "--triplet-margin": ("triplet_margin", float, "margin of the triplet loss"),
-    "--triplet-negatives": (
-        "triplet_negatives",
-        str,
-        "negatives of the triplet loss: 'hardest', or 'all' for their sum",
-    ),
-    "--triplet-warmup-epochs": (
-        "triplet_warmup_epochs",
-        int,
-        "epochs with all negatives at the start, before the hardest ones of --triplet-negatives",
-    ),
-    "--pcme-samples": ("pcme_samples", int, "samples of each Gaussian in PCME's loss"),
-    "--label-smoothing": (
-        "label_smoothing",
-        float,
-        "e of the labels 1 - e and e in place of 1 and 0 in the matching and pseudo-positive losses",
-    ),
-    "--init-match-scale": ("init_match_scale", float, "initial value of a in the matching logit -a d + b"),
-    "--init-match-shift": ("init_match_shift", float, "initial value of b in the matching logit -a d + b"),
-    "--image-token-augment": (
-        "image_token_augment",
-        float,
-        "with GPO: drop tokens of an image with a probability of up to this in training (0.2 in the paper)",
-    ),
-    "--init-logvar-bias": ("init_logvar_bias", float, "initial value of the bias on the log-variances"),
-}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -94,8 +53,8 @@ def main(argv: list[str] | None = None) -> int:
             print(f"pcmepp train: {data.printable(str(error))}", file=sys.stderr)
         return 2
     try:
-        return 0 if args.dry_run else run(args, spec, rest)
-    except ValueError as error:  # other ranks may not have this mistake
+        return 0 if args.dry_run else run(args, spec)
+    except ValueError as error:  # of this rank
         print(f"pcmepp train: {data.printable(str(error))}", file=sys.stderr)
         return 2
     except torch.OutOfMemoryError as error:
@@ -112,9 +71,7 @@ def own_parser() -> argparse.ArgumentParser:
         add_help=False,
         allow_abbrev=False,
     )
-    group = parser.add_argument_group("PCME++ (defaults: the model config's pcmepp_cfg)")
-    for flag, (key, kind, text) in overrides().items():
-        group.add_argument(flag, dest=key, type=kind, help=text, metavar="NAME" if kind is str else "X")
+    model_flags.add_arguments(parser)
     parser.add_argument(
         "--dry-run",
         type=int,
@@ -184,15 +141,6 @@ def own_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def overrides() -> dict[str, tuple[str, type, str]]:
-    """Return the flags that override keys of `pcmepp_cfg`; every registered loss term has one for its weight."""
-    weights = {
-        flag_of(name) + "-weight": (name + WEIGHT, float, f"weight of {term.help}; 0 switches it off")
-        for name, term in LOSSES.items()
-    }
-    return {**weights, **OVERRIDES}
-
-
 def prepare(own: argparse.Namespace, rest: list[str]) -> tuple[argparse.Namespace, data.DataSpec]:
     """Return all arguments, open_clip's and ours, and the training data.
 
@@ -201,6 +149,7 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> tuple[argparse.Namespac
     never_ask()
     args = flags.parse_args(rest, own_flags=[flag_of(name) for name in vars(own)])
     vars(args).update(vars(own))
+    flags.check_served(args)
     flags.check_numbers(args)
     check_minutes(own)
     check_dry_run(own)
@@ -210,7 +159,7 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> tuple[argparse.Namespac
     rows = data.DataFlags.from_args(args).rows
     global_batch.resolve(args, flags.given(rest, "batch_size", "accum_freq"), multiple_of=rows)
     objective.apply(args)
-    args.pcmepp_cfg = merged_cfg(args)
+    args.pcmepp_cfg = model_flags.merged_cfg(args)
     flags.check_for_lora(args)
     flags.check_for_chunked_clip_loss(args)
     finetuning.check(args)
@@ -243,59 +192,31 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> tuple[argparse.Namespac
     return args, spec
 
 
-def run(args: argparse.Namespace, spec: data.DataSpec, rest: list[str]) -> int:
-    """Run open_clip's `main`, with some of the functions that it calls replaced; return the exit code."""
-    probabilistic = args.pcmepp_cfg is not None
-    os.environ.setdefault("WANDB_RESUME", "allow")  # main tries to, but compares --resume after overwriting it
+def run(args: argparse.Namespace, spec: data.DataSpec) -> int:
+    """Train on this rank, and return the exit code."""
     leads = args.rank == 0
-    sources = record.sources_of(args, spec) if leads else []
     description = record.RunDescription(
         hyperparameters=record.hyperparameters(vars(args)),
         model_config=flags.model_config(args) if leads and flags.trains(args) else {},
-        sources=sources,
+        sources=record.sources_of(args, spec) if leads else [],
     )
-    target = push.target_of(args, args.logs) if leads else None
-    loop: TrainingHooks | None = None
-    pushing: push.Pusher | None = None
     local_rank = training.world_info_from_env()[0]
     if args.world_size > 1:
         network.choose_interface(urlsplit(args.dist_url or "").hostname)
         warning = network.raise_open_files(args.world_size)
         if warning and local_rank == 0:
             print(f"pcmepp train: {warning}", file=sys.stderr)
-
-    def begin(settings: flags.RunSettings) -> TrainingHooks:
-        nonlocal loop, pushing
-        if leads and args.global_batch_size:
-            logging.info("Global batch: %s.", global_batch.GlobalBatch.of(settings).with_cost)
-        pushing = push.Pusher(target, settings.folder, args.hub_license, args.hub_tag)
-        recipe = finetuning.FineTuning.from_args(args)
-        watch.start()
-        loop = TrainingHooks(settings, description, args.pcmepp_cfg, evaluate, probabilistic, pushing, recipe)
-        return loop
-
-    def finish_push(seconds: float, hurry: Callable[[], bool] = lambda: False) -> None:
-        if pushing is not None:
-            pushing.finish(seconds, hurry)
-
-    def get_data(args: argparse.Namespace, preprocess_fns: Any, epoch: int, tokenizer: Any, model: Any) -> dict:
-        make_train = None
-        assert loop is not None
-        loop.augment = augment.batch_augmentation(args, tokenizer)
-        if args.cache_tokens:
-            towers = tokens.Towers(model, tower_config(args), args.precision, **training.computing(args))
-            make_train = functools.partial(cached_data, loop, Path(args.cache_tokens), spec, towers)
-        make_validation = validation_data.maker(data.ValidationFlags.from_args(args, spec.flags.val_data), args)
-        makers = make_train, make_validation
-        found = data_build.get_data(training.stock_get_data, spec, args, preprocess_fns, epoch, tokenizer, *makers)
-        if "val" in found and make_validation is None:
-            validation_data.describe(found["val"].dataloader, spec.flags.val_data)
-        return found
+    loop: Training | None = None
+    pusher: push.Pusher | None = None
 
     def before_exit() -> None:
         if loop is not None:
             loop.writer.saver.wait()
             loop.release()
+
+    def finish_push(seconds: float, hurry: Callable[[], bool] = lambda: False) -> None:
+        if pusher is not None:
+            pusher.finish(seconds, hurry)
 
     watch = FailureWatch(args.rank, args.world_size, leads_node=local_rank == 0, before_exit=before_exit)
     children_before = multiprocessing.active_children()
@@ -303,16 +224,16 @@ def run(args: argparse.Namespace, spec: data.DataSpec, rest: list[str]) -> int:
         try:
             with watch, network.explained():
                 try:
-                    code = training.run_main(
-                        rest,
-                        args,
-                        begin,
-                        get_data=get_data,
-                        passes=args.accum_freq if probabilistic else 1,
-                    )
-                    if code == 0 and loop is not None and loop.complete:
-                        loop.finish()
-                finally:  # the ranks leave before the watch ends, since it needs the rank that holds the store
+                    target = push.target_of(args, args.logs) if leads else None
+                    training.set_up(args)
+                    watch.start()
+                    if leads and args.global_batch_size:
+                        now = global_batch.GlobalBatch.of(flags.run_settings(args))
+                        logging.info("Global batch: %s.", now.with_cost)
+                    pusher = push.Pusher(target, Path(args.logs) / args.name, args.hub_license, args.hub_tag)
+                    loop = Training(args, spec, description, pusher)
+                    loop.run()
+                finally:  # before the watch, which needs the rank that holds the store
                     if loop is not None:
                         loop.leave()
         finally:
@@ -332,8 +253,8 @@ def run(args: argparse.Namespace, spec: data.DataSpec, rest: list[str]) -> int:
     finally:
         if loop is not None:
             loop.release()
-    finish_push(push.END_TIMEOUT_S, hurry=lambda: loop is not None and loop.stop_asked)
-    return code
+    finish_push(push.END_TIMEOUT_S, hurry=lambda: loop is not None and loop.coordinator.first_signal is not None)
+    return 0
 
 
 def check_dry_run(own: argparse.Namespace) -> None:
@@ -384,13 +305,6 @@ def check_head_only(args: argparse.Namespace, data_flags: data.DataFlags) -> Non
         raise ValueError("--cache-tokens holds every sample once: drop --dataset-resampled.")
 
 
-def tower_config(args: argparse.Namespace) -> dict:
-    """Return the model's config without the keys that only the loss or the log-variances' start depends on."""
-    free = {key for key, *_ in overrides().values()}
-    block = {key: value for key, value in args.pcmepp_cfg.items() if key not in free}
-    return {**flags.model_config(args), "pcmepp_cfg": block}
-
-
 def check_places(args: argparse.Namespace) -> None:
     """Raise ValueError if there are no data, or no checkpoint to resume from, or the run folder is taken."""
     if not flags.trains(args) and not flags.validates(args):
@@ -400,70 +314,3 @@ def check_places(args: argparse.Namespace) -> None:
     run = Path(args.logs) / (args.name or "")
     if args.name and not args.dry_run and (run / "out.log").exists() and args.resume != "latest":
         raise ValueError(f"{run} contains an earlier run: give another --name, or --resume latest to continue it.")
-
-
-def _check_match_flags(args: argparse.Namespace, config: dict, merged: dict, overridden: dict) -> None:
-    """Raise ValueError for flags that have no effect on the form of matching logit that the model has."""
-    form = merged.get("match_logit", "learned")
-    if form == "siglip" and config.get("init_logit_bias") is None:
-        raise ValueError(
-            f"--match-logit siglip needs a model with a logit bias, such as PCMEpp-ViT-B-16-SigLIP, which {args.model} "
-            "is not."
-        )
-    for flag, key, forms in (
-        ("--match-ratio", "match_ratio", ("tied",)),
-        ("--init-match-scale", "init_match_scale", ("learned",)),
-        ("--init-match-shift", "init_match_shift", ("learned", "tied")),
-    ):
-        if key in overridden and form not in forms:
-            raise ValueError(
-                f"{flag} is for --match-logit {' and '.join(forms)}, and this run has {form}: drop {flag}."
-            )
-
-
-def _check_term_flags(merged: dict, overridden: dict) -> None:
-    """Raise ValueError for settings of a loss term that is switched off, or that another setting makes void."""
-    for flag, (key, *_) in OVERRIDES.items():
-        term = key.split("_")[0]
-        if key in overridden and term in ("triplet", "pcme") and not merged.get(term + WEIGHT):
-            raise ValueError(f"{flag} needs --{term}-weight, which is 0: raise it, or drop {flag}.")
-    if overridden.get("label_smoothing") and not (merged.get("match" + WEIGHT, 1) or merged.get("pp" + WEIGHT)):
-        raise ValueError("--label-smoothing needs --match-weight or --pp-weight, which are 0: raise one, or drop it.")
-    if "triplet_warmup_epochs" in overridden and merged.get("triplet_negatives") == "all":
-        raise ValueError(
-            "--triplet-warmup-epochs is for --triplet-negatives hardest, and this run has 'all' in every epoch: drop "
-            "one of the two flags."
-        )
-
-
-def merged_cfg(args: argparse.Namespace) -> dict | None:
-    """Return the `pcmepp_cfg` of the model config, overridden by the flags, or None for a plain model."""
-    try:
-        config = open_clip.get_model_config(args.model)
-    except RuntimeError as error:  # there is no such PCME++ model
-        raise ValueError(f"--model {args.model}: {error}") from None
-    if config is None and ":" not in args.model:
-        hint = did_you_mean(args.model, open_clip.list_models(), "`open_clip.list_models()` lists the models.", count=3)
-        raise ValueError(f"--model {args.model}: there is no such model; {hint}")
-    block = (config or {}).get("pcmepp_cfg")
-    overridden = {key: value for key, *_ in overrides().values() if (value := getattr(args, key)) is not None}
-    if block is None:
-        if overridden:
-            drop = ", ".join(flag for flag, (key, *_) in overrides().items() if key in overridden)
-            raise ValueError(f"{args.model} is a plain model: drop {drop} or choose a PCMEpp model.")
-        return None
-    flags.check_for_pcmepp(args)
-    merged = {**block, **overridden}
-    _check_match_flags(args, config or {}, merged, overridden)
-    _check_term_flags(merged, overridden)
-    try:
-        PCMEppCfg.parse(merged)
-    except ValueError as error:  # the message names the flag if the value comes from one
-        message = str(error)
-        for flag, (key, *_) in overrides().items():
-            if key in overridden and message.startswith((f"pcmepp_cfg.{key} ", f"pcmepp_cfg.{key}:")):
-                message = flag + message.removeprefix(f"pcmepp_cfg.{key}")
-        if message.startswith("pcmepp_cfg.train_means_by"):  # the config of the model sets it
-            message += " Add --train-means-by all."
-        raise ValueError(message) from None
-    return merged

@@ -145,14 +145,6 @@ def check(args: argparse.Namespace) -> None:
     _check_drops(args)
     _check_freeze(args)
     _check_average(args)
-    recipe = FineTuning.from_args(args)
-    if args.torchscript and (recipe.groups or recipe.frozen_epochs):
-        raise ValueError(
-            "--torchscript hides the layers of a model, which --layer-decay, the multipliers of learning "
-            "rates and --freeze-image-epochs need: drop it."
-        )
-    if args.horovod and recipe != FineTuning():
-        raise ValueError("The flags for fine-tuning do not work with --horovod: start the ranks by torchrun.")
     if args.save_best:
         if not args.val_data or not args.val_frequency:
             raise ValueError("--save-best chooses by a validation: give --val-data, and a --val-frequency above 0.")

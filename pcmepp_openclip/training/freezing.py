@@ -9,39 +9,34 @@ but DDP decides when it is built which gradients it waits for, and would wait fo
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from ..host.calls import Backward
 from .finetuning import FineTuning
 from .param_groups import backbone_parameters
 
 
-class FrozenEpoch(Backward):
-    """An epoch in which some parameters are frozen, or the loss is warmed up.
+class FrozenEpoch:
+    """An epoch in which some parameters are frozen, or the loss is warmed up; by default neither.
 
     Arguments:
         frozen: the parameters that are not trained.
-        share: the factor of the loss at the current step, or None for 1.
+        factor: returns the factor of the loss at a step of the run.
     """
 
-    def __init__(self, frozen: list[nn.Parameter], share: Callable[[], float] | None):
-        self.frozen, self.share = frozen, share
+    def __init__(self, frozen: list[nn.Parameter], factor: Callable[[int], float] | None = None):
+        self.frozen, self.warms_up = frozen, factor is not None
+        self.factor = factor or (lambda _step: 1.0)
 
-    def scaled(self, loss: Tensor) -> Tensor:
-        return loss if self.share is None else loss * self.share()
-
-    def finish(self) -> None:
+    def drop_gradients(self) -> None:
+        """Drop the gradients of what is frozen, before the others are clipped."""
         for parameter in self.frozen:
             parameter.grad = None
 
 
-def frozen_epoch(recipe: FineTuning, model: Any, epoch: int, steps: int, step: Callable[[], int]) -> FrozenEpoch | None:
-    """Return what is frozen or warmed up in an epoch, or None for an ordinary epoch.
+def frozen_epoch(recipe: FineTuning, model: Any, epoch: int, steps: int) -> FrozenEpoch:
+    """Return what is frozen or warmed up in an epoch of so many steps.
 
-    Arguments:
-        steps: the number of steps of an epoch.
-        step: a function that returns the current step of the run. At the i-th step of its epoch, i from 0, the loss is
-            multiplied by (i + 1) / steps.
+    At step i of the epoch that warms up, i from 0, the loss is multiplied by (i + 1) / steps.
     """
     frozen = [
         parameter
@@ -49,7 +44,6 @@ def frozen_epoch(recipe: FineTuning, model: Any, epoch: int, steps: int, step: C
         if epoch < epochs
         for parameter in backbone_parameters(model, tower)
     ]
-    warms_up = recipe.warm_up == "loss" and epoch == recipe.frozen_epochs
-    if not frozen and not warms_up:
-        return None
-    return FrozenEpoch(frozen, (lambda: (step() - epoch * steps + 1) / steps) if warms_up else None)
+    if recipe.warm_up != "loss" or epoch != recipe.frozen_epochs:
+        return FrozenEpoch(frozen)
+    return FrozenEpoch(frozen, lambda step: (step - epoch * steps + 1) / steps)

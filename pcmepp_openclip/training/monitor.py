@@ -1,8 +1,9 @@
-"""Log, progress bar and diagnostics of a training run, and the error for a loss that is not finite."""
+"""Log lines, diagnostics and progress bar of a training run, and the error for a loss that is not finite."""
 
 import logging
 import math
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,11 @@ class NonFiniteLoss(RunFailed):
 
 
 class Monitor:
-    """Watches the loss of open_clip's loop without changing what is computed.
+    """Watches the loss of a run, without changing what is computed.
 
-    At open_clip's logging interval it writes PCME++'s diagnostics, averaged over ranks, to the console, TensorBoard and
-    W&B, logs the warnings of `HealthCheck`, and checks that the loss was finite in every step since the last one.
-    Between these steps nothing waits for the device, and ranks exchange nothing for the log.
+    At the logging interval: PCME++'s diagnostics, averaged over ranks, to the console, TensorBoard and W&B,
+    the warnings of `HealthCheck`, and the check that the loss was finite in every step since the last one. Between
+    these steps nothing waits for the device, and ranks exchange nothing for the log.
 
     Arguments:
         loss: the loss to watch. The run trains with `Monitor.loss`.
@@ -65,17 +66,95 @@ class Monitor:
         logging.info(
             f"PCME++ step {step} " + " ".join(f"{name}: {value:#.5g}".rstrip(".") for name, value in seen.items())
         )
-        scalars = {f"train/{name}": value for name, value in seen.items()}
-        if tb_writer is not None:
-            for name, value in scalars.items():
-                tb_writer.add_scalar(name, value, step)
-        if self.wandb:
-            import wandb
-
-            wandb.log(scalars, step=step)
+        track({f"train/{name}": value for name, value in seen.items()}, step, tb_writer, self.wandb)
         if self.health is not None:
             for warning in self.health.warnings(step, self.steps, seen):
                 logging.warning(warning)
+
+
+class Average:
+    """The last value of a series, and the average since it was reset."""
+
+    def __init__(self) -> None:
+        self.value = self.total = self.count = 0.0
+
+    def add(self, value: float, weight: float = 1.0) -> None:
+        """Add a value."""
+        self.value, self.total, self.count = value, self.total + value * weight, self.count + weight
+
+    @property
+    def mean(self) -> float:
+        """The average of what was added."""
+        return self.total / self.count
+
+
+class StepLog:
+    """Writes open_clip's line about a step to the log, TensorBoard and W&B, on rank 0 at --log-every-n-steps.
+
+    The terms of the loss are those of rank 0 at the logged steps.
+    """
+
+    def __init__(self, settings: RunSettings, tb_writer: Any):
+        self.settings, self.tb_writer = settings, tb_writer
+
+    def start_epoch(self, epoch: int, samples: int, steps: int) -> None:
+        """Start an epoch of so many samples and steps."""
+        self.epoch, self.samples, self.steps = epoch, samples, steps
+        self.terms: dict[str, Average] = {}
+        self.batch_time, self.data_time, self.since = Average(), Average(), time.time()
+
+    def is_due(self, step: int) -> bool:
+        """Return whether a step of the epoch is logged."""
+        return step % self.settings.log_every_n_steps == 0 or step + 1 == self.steps
+
+    def has_data(self) -> None:
+        """Note that a batch has arrived."""
+        self.data_time.add(time.time() - self.since)
+
+    def step_done(
+        self, step: int, in_epoch: int, size: int, losses: dict[str, Tensor], scale: Tensor, optimizer: Any
+    ) -> None:
+        """Note that a step is done, and log it if it is due. Only then the device is waited for.
+
+        Arguments:
+            step, in_epoch: its index in the run and in the epoch.
+            size: number of samples in a batch of this rank.
+            losses: the terms of the loss.
+            scale: the scale of the logits.
+        """
+        settings = self.settings
+        self.batch_time.add(time.time() - self.since)
+        self.since = time.time()
+        if settings.rank != 0 or not self.is_due(in_epoch):
+            return
+        for name, value in losses.items():
+            self.terms.setdefault(name, Average()).add(value.item(), size)
+        scale_now, lr = scale.item(), optimizer.param_groups[0]["lr"]
+        done = (in_epoch + 1) * size * settings.accum_freq * settings.world_size
+        per_gpu = settings.accum_freq * settings.batch_size / self.batch_time.value
+        speed = per_gpu * settings.world_size
+        terms = " ".join(f"{name.capitalize()}: {x.value:#.5g} ({x.mean:#.5g})" for name, x in self.terms.items())
+        logging.info(
+            f"Train Epoch: {self.epoch} [{done:>{len(str(self.samples))}}/{self.samples} "
+            f"({100 * (in_epoch + 1) / self.steps:.0f}%)] Data (t): {self.data_time.mean:.3f} "
+            f"Batch (t): {self.batch_time.mean:.3f}, {speed:#g}/s, {per_gpu:#g}/s/gpu "
+            f"LR: {lr:5f} Logit Scale: {scale_now:.3f} {terms}"
+        )
+        values = {"data_time": self.data_time.value, "batch_time": self.batch_time.value}
+        values |= {"samples_per_second": speed, "samples_per_second_per_gpu": per_gpu, "scale": scale_now, "lr": lr}
+        values |= {name: x.value for name, x in self.terms.items()}
+        track({f"train/{name}": value for name, value in values.items()}, step, self.tb_writer, settings.wandb)
+        self.batch_time, self.data_time = Average(), Average()
+
+
+def track(values: dict[str, float], step: int, tb_writer: Any, wandb: bool) -> None:
+    """Send scalars to TensorBoard, if there is a writer, and to W&B, if it is used."""
+    for name, value in values.items() if tb_writer is not None else ():
+        tb_writer.add_scalar(name, value, step)
+    if wandb:
+        from wandb import log
+
+        log({**values, "step": step}, step=step)
 
 
 class MonitoredLoss(nn.Module):

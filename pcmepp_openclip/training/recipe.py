@@ -1,4 +1,4 @@
-"""The effects of the flags for fine-tuning, which the methods of `TrainingHooks` call."""
+"""The flags for fine-tuning, carried out: `Training` calls these methods."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -85,12 +85,13 @@ class Recipe:
         if self.flags.save_best:
             self.best = BestCheckpoint(self.settings.checkpoints, self.distance, digest(validation))
 
-    def around_backward(self, model: nn.Module, epoch: int, steps: int, step: Callable[[], int]) -> FrozenEpoch | None:
-        around = frozen_epoch(self.flags, model, epoch, steps, step)
-        if around is not None and self.settings.rank == 0:
-            frozen = f"{len(around.frozen)} tensors of frozen towers are not trained" if around.frozen else ""
-            warmed_up = "" if around.share is None else "the loss is warmed up"
-            logging.info("Epoch %d: %s.", epoch, " and ".join(filter(None, (frozen, warmed_up))))
+    def frozen_epoch(self, model: nn.Module, epoch: int, steps: int) -> FrozenEpoch:
+        """Return what is frozen or warmed up in an epoch, and log it."""
+        around = frozen_epoch(self.flags, model, epoch, steps)
+        if (around.frozen or around.warms_up) and self.settings.rank == 0:
+            what = f"{len(around.frozen)} tensors of frozen towers are not trained" if around.frozen else ""
+            warm = "the loss is warmed up" if around.warms_up else ""
+            logging.info("Epoch %d: %s.", epoch, " and ".join(filter(None, (what, warm))))
         return around
 
     def end_epoch(self, model: nn.Module, epoch: int) -> None:

@@ -4,13 +4,17 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import fsspec
+import torch
+
 from ..host.flags import RunSettings
 from ..host.published import AT_START
+from ..host.weights import plain_names
 from ..models.lora import whole_state_dict
 from ..runs import checkpoints, record
 from .global_batch import GlobalBatch
-from .revalidation import lacks_validation
 from .steps import EpochStart
+from .validation import lacks_validation
 
 
 def restore_lora(path: str, checkpoint: dict, expected: bool) -> None:
@@ -28,6 +32,28 @@ def restore_lora(path: str, checkpoint: dict, expected: bool) -> None:
         )
     if lora is not None:
         checkpoint["state_dict"] = whole_state_dict(checkpoint["state_dict"], lora)
+
+
+def load_checkpoint(
+    path: str, settings: RunSettings, hyperparameters: dict[str, Any]
+) -> tuple[dict[str, Any], "ResumedRun | None"]:
+    """Return the content of a checkpoint and what a run takes from it, or the weights of a file of weights and None.
+
+    Checkpoints of stock open_clip work as well, and those that fsspec reads.
+    """
+    if Path(path).is_file():
+        checkpoint = checkpoints.load(Path(path))
+    else:
+        with fsspec.open(path, "rb") as file:
+            checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+    resumed = None
+    if "state_dict" in checkpoint:
+        checkpoint["state_dict"] = plain_names(checkpoint["state_dict"])
+        resumed = ResumedRun(Path(path), checkpoint, settings, hyperparameters)
+        if "optimizer" not in checkpoint and settings.trains:
+            raise ValueError(f"--resume {path} holds weights alone, which cannot be resumed: use --pretrained.")
+    restore_lora(path, checkpoint, expected="lora" in hyperparameters)
+    return (plain_names(checkpoint) if resumed is None else checkpoint), resumed
 
 
 class ResumedRun:
@@ -99,9 +125,9 @@ class ResumedRun:
             values = ", ".join(f"{name} {changed[name][1]} (was {changed[name][0]})" for name in sorted(names))
             if values:
                 logging.warning("Resuming at step %d, these %s: %s.", step, verb, values)
-        recorded = {name: pair for name, pair in changed.items() if name not in AT_START}
-        if recorded:
-            self.metadata["changes"] = [*(self.metadata.get("changes") or []), {"step": step, **recorded}]
+        kept = {name: pair for name, pair in changed.items() if name not in AT_START}
+        if kept:
+            self.metadata["changes"] = [*(self.metadata.get("changes") or []), {"step": step, **kept}]
 
     def _note_global_batch(self, ranks_before: int) -> None:
         """Log whether the steps of a run on another number of ranks have as many samples as before."""

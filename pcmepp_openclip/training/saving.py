@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ..host.flags import RunSettings
-from ..host.training import innermost
 from ..models.lora import lora_state_dict, stock_state_dict
 from ..runs import checkpoints
 from ..runs.lock import FolderInUse, FolderLock
@@ -92,7 +91,6 @@ def checkpoint_of(
     For a model with LoRA, `state_dict` has the low-rank changes merged into the weights, and `lora` holds the parts
     that a resumed run needs.
     """
-    model = innermost(model)
     checkpoint = weights_of(stock_state_dict(model), name, epochs, training, metadata)
     checkpoint["optimizer"] = optimizer.state_dict()
     if lora := lora_state_dict(model):

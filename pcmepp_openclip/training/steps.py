@@ -1,22 +1,23 @@
-"""The batches that open_clip's loop iterates over: waits have a limit, and our code runs between the steps."""
+"""The batches of an epoch: waits have a limit, a stop request ends them, and a resumed epoch begins in its middle."""
 
-import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..host.data import image_and_text
 from ..host.flags import RunSettings
 from ..runs import rng
 from ..system.errors import RunFailed
 from ..system.processes import signals_blocked
 from .coordination import START_UP_TIMEOUT, RankCoordinator
-from .monitor import Monitor, last_checkpoint, progress_bar
+from .monitor import last_checkpoint, progress_bar
 from .waits import StopAsked, TooLong, Waiter
 
+__all__ = ["Batches", "EpochStart", "StopAsked", "Waiter", "epoch_batches", "progress_bar"]
 END = object()
 
 
@@ -42,20 +43,12 @@ class EpochStart:
     restored: dict[str, Any] | None = None
 
 
-@dataclass
-class Progress:
-    """The progress of a run."""
-
-    samples_seen: int = 0
-    unsaved: bool = False  # whether there were steps since the last checkpoint
-    first_wait: float | None = None  # seconds until the first batch of the run arrived
-
-
 class Batches:
     """Waits for batches: a long wait is logged and has a limit, and a stop request ends it."""
 
     def __init__(self, settings: RunSettings, waiter: Waiter):
         self.settings, self.waiter = settings, waiter
+        self.first_wait: float | None = None  # seconds until the first batch of the run arrived
 
     def of(self, loader: Any, name: str, first: float, later: float, **waiting: Any) -> Iterator[Any]:
         """Yield the batches of a loader.
@@ -79,117 +72,67 @@ class Batches:
             seconds = later
             yield batch
 
+    def of_epoch(self, loader: Any, epoch: int) -> Iterator[Any]:
+        """Yield the batches of an epoch, after the first one has arrived and the workers have been started."""
+        stall, since = 60 * self.settings.rank_timeout_minutes, time.monotonic()
+        # Buffers are filled before the first batch of each epoch, which takes about as long every time.
+        longest = START_UP_TIMEOUT.total_seconds() if self.first_wait is None else max(stall, 10 * self.first_wait)
+        iterator = self.of(loader, f"a batch of epoch {epoch}", longest, stall)
+        with signals_blocked():  # the workers are started here
+            head = list(itertools.islice(iterator, 1))
+        self.first_wait = self.first_wait or time.monotonic() - since
+        return itertools.chain(head, iterator)
+
     def of_validation(self, loader: Any) -> Iterator[Any]:
+        """Yield the batches of a validation, which a stop request ends at once."""
         limit = START_UP_TIMEOUT.total_seconds()
         return self.of(loader, "a batch of the validation", first=limit, later=limit, patience=0.0)
 
 
-class EpochSteps:
-    """The steps of one epoch.
+def starts_anywhere(train: Any) -> bool:
+    """Return whether training data can be entered at any batch; others skip the batches before it."""
+    return hasattr(train, "position")
+
+
+def start_random_numbers(train: Any, start: EpochStart, settings: RunSettings) -> dict[str, Any] | None:
+    """Return the random numbers at the start of an epoch, by which open_clip's own loaders shuffle; None for ours.
+
+    A resumed epoch is shuffled as it was before.
+    """
+    if starts_anywhere(train):
+        return None
+    before = (start.restored or {}).get("epoch_rng") or ()
+    if start.batch and len(before) == settings.world_size:
+        rng.restore(before[settings.rank], settings.device)
+    return rng.state(settings.device)
+
+
+def epoch_batches(
+    train: Any, epoch: int, start: EpochStart, settings: RunSettings, batches: Batches
+) -> Iterator[tuple[int, Any]]:
+    """Yield (index, batch) of an epoch from its start on, with the random numbers of the checkpoint if it is resumed.
 
     Arguments:
-        index: the index of the epoch.
-        start: the position at which it starts.
-        save: a function that saves a checkpoint, given the number of batches of the epoch that are done.
-        stop: a function that ends the run, given a function that saves a checkpoint and the number of steps so far.
-        supports_position: whether the loader can start at the batch of `start`; otherwise batches are skipped.
-        augment: a function of (batch, index of the epoch, index of the batch) that returns the batch to train on.
-        before_first: a function that is called with the first batch, before its step.
+        train: the training data, by open_clip's `DataInfo` or ours.
     """
+    if starts_anywhere(train):
+        train.set_epoch(epoch, first_batch=start.batch)
+    else:
+        train.set_epoch(epoch)
+    iterator = batches.of_epoch(train.dataloader, epoch)
+    if start.batch and not starts_anywhere(train):
+        logging.info("Skipping %d batches that were seen before the restart.", start.batch)
+        for _ in range(start.batch):
+            next(iterator)
+    if start.restored and len(start.restored["rng"]) == settings.world_size:
+        rng.restore(start.restored["rng"][settings.rank], settings.device)
+    yield from enumerate(map(image_and_text, iterator), start.batch)
 
-    def __init__(
-        self,
-        index: int,
-        start: EpochStart,
-        settings: RunSettings,
-        coordinator: RankCoordinator,
-        monitor: Monitor,
-        progress: Progress,
-        batches: Batches,
-        *,
-        save: Callable[[int], None],
-        stop: Callable[[Callable[[], None], int], None],
-        supports_position: bool,
-        tb_writer: Any,
-        augment: Callable[[Any, int, int], Any] | None = None,
-        before_first: Callable[[Any], None] = lambda _batch: None,
-    ):
-        self.index, self.start, self.settings, self.coordinator = index, start, settings, coordinator
-        self.monitor, self.progress, self.waited = monitor, progress, batches
-        self.save, self.stop = save, stop
-        self.supports_position, self.tb_writer, self.augment = supports_position, tb_writer, augment
-        self.before_first = before_first
-        self.batches_done, self.accumulated = start.batch, 0
-        self.start_rng: dict[str, Any] | None = None  # the state at the epoch's start, by which open_clip shuffles
 
-    def __call__(self, loader: Any) -> Iterator[tuple[int, Any]]:
-        """Yield (index, batch) for open_clip's loop."""
-        settings, first, restored = self.settings, self.start.batch, self.start.restored
-        if not self.supports_position:
-            if first and restored and len(restored.get("epoch_rng") or ()) == settings.world_size:
-                rng.restore(restored["epoch_rng"][settings.rank], settings.device)
-            self.start_rng = rng.state(settings.device)
-        try:
-            iterator = self._first_waited(loader)
-            if first and not self.supports_position:
-                logging.info("Skipping %d batches that were seen before the restart.", first)
-                for _ in range(first):
-                    next(iterator)
-            if restored and len(restored["rng"]) == settings.world_size:
-                rng.restore(restored["rng"][settings.rank], settings.device)
-            yield from self.steps(iterator, loader.num_batches)
-        except StopAsked:
-            if not self.coordinator.all_wait():
-                raise Stalled(
-                    f"Asked to stop while rank {settings.rank} waited for data that another rank had: nothing could be "
-                    f"saved. {last_checkpoint(settings.checkpoints)} Start again with --resume latest."
-                ) from None
-            self.progress.samples_seen -= self.accumulated * settings.samples_per_batch
-            per_epoch = loader.num_batches // settings.accum_freq
-            self._stop(self.index * per_epoch + self.batches_done // settings.accum_freq)
-
-    def _first_waited(self, loader: Any) -> Iterator[Any]:
-        """Return the batches, once the first one has arrived and the workers have been started."""
-        stall, since = 60 * self.settings.rank_timeout_minutes, time.monotonic()
-        wait = self.progress.first_wait
-        # Buffers are filled before the first batch of each epoch, which takes about as long every time.
-        longest = START_UP_TIMEOUT.total_seconds() if wait is None else max(stall, 10 * wait)
-        iterator = self.waited.of(loader, f"a batch of epoch {self.index}", longest, stall)
-        with signals_blocked():  # the workers are started here
-            head = list(itertools.islice(iterator, 1))
-        self.progress.first_wait = wait or time.monotonic() - since
-        return itertools.chain(head, iterator)
-
-    def steps(self, iterator: Iterator[Any], batches: int) -> Iterator[tuple[int, Any]]:
-        settings, first, accum = self.settings, self.start.batch, self.settings.accum_freq
-        per_epoch, per_batch = batches // accum, settings.samples_per_batch
-        bar = progress_bar(self.index, batches * per_batch, first * per_batch, settings.rank)
-        with contextlib.closing(bar):
-            for i, batch in enumerate(iterator, first):
-                in_epoch = i // accum
-                step = self.index * per_epoch + in_epoch
-                logged = in_epoch % settings.log_every_n_steps == 0 or in_epoch + 1 == per_epoch
-                self.monitor.loss.before_step(step, self.index, logged)
-                batch = batch if self.augment is None else self.augment(batch, self.index, i)
-                if i == first:
-                    self.before_first(batch)
-                yield i, batch
-                self.progress.samples_seen += per_batch
-                self.accumulated += 1
-                bar.update(per_batch)
-                if (i + 1) % accum:
-                    continue
-                self.batches_done, self.accumulated, self.progress.unsaved = i + 1, 0, True
-                if i + 1 == first + accum:
-                    self.coordinator.expect_steps(running=True)
-                if logged:
-                    self.monitor.report(step, self.progress.samples_seen, self.tb_writer)
-                stop, wants_save = self.coordinator.after_step()
-                if i + 1 < batches:  # otherwise the end-of-epoch checkpoint follows at once
-                    if stop:
-                        self._stop(step + 1)
-                    if wants_save:
-                        self.save(i + 1)
-
-    def _stop(self, step: int) -> None:
-        self.stop(lambda: self.save(self.batches_done), step)
+def stop_while_waiting(coordinator: RankCoordinator, settings: RunSettings) -> None:
+    """Agree with the other ranks to stop while this one waits for data; Stalled where another rank is in a step."""
+    if not coordinator.all_wait():
+        raise Stalled(
+            f"Asked to stop while rank {settings.rank} waited for data that another rank had: nothing could be "
+            f"saved. {last_checkpoint(settings.checkpoints)} Start again with --resume latest."
+        ) from None

@@ -1,9 +1,8 @@
-"""Validation in open_clip's own `evaluate`: the metrics of `pcmepp eval`, while training.
+"""Validation while training: the metrics of `pcmepp eval` in open_clip's files, repeated if it was interrupted."""
 
-A plain model has open_clip's own metrics, unless the data have several captions per image.
-"""
-
-import contextlib
+import errno
+import json
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,120 +19,219 @@ from ..evaluation.metric import Metric, as_dict
 from ..evaluation.retrieval import KS, Ranking, rankings, retrieval_metrics
 from ..evaluation.uncertainty import against_hits, bins
 from ..gaussian import Gaussian
-from ..host import training
+from ..host import training as host
+from ..host.data import image_and_text
+from ..host.flags import RunSettings
+from ..host.parallel import innermost
 from ..models.pcmepp import ProbabilisticModel
 from ..runs import record
+from ..system.processes import signals_blocked
+from .monitor import track
+from .steps import Batches, StopAsked, Waiter
 
-# These metrics of the uncertainty are worth a line in the log.
-LOGGED = ("bin_correlation", "S_10_levels", "miss_AUROC")
+# The metrics of uncertainty that are worth a place in the log.
+OF_UNCERTAINTY = ("bin_correlation", "S_10_levels", "miss_AUROC")
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def evaluate(model: Any, data: dict, epoch: int, args: Any, **kwargs: Any) -> dict:
-    """Run open_clip's evaluation with our metrics in place of its N x N ones, in the same files.
+class Validator:
+    """Validates on rank 0, and records which epochs are validated: a resumed run repeats what was interrupted."""
 
-    R@1 by uncertainty is written to a file next to them.
+    def __init__(self, settings: RunSettings, waiter: Waiter, batches: Batches):
+        self.settings, self.waiter, self.batches = settings, waiter, batches
+        self.record = settings.checkpoints / record.VALIDATED
+        self.unrecorded = ""  # why the last validation could not be recorded
+
+    def validate(
+        self, model: Any, data: dict, epochs: int, args: Any, tokenizer: Any, tb_writer: Any, *, recorded: bool
+    ) -> tuple[dict[str, Any], bool]:
+        """Return the metrics after so many epochs, and whether the validation was interrupted by a stop request.
+
+        Arguments:
+            recorded: whether the metrics are written to files and sent to trackers, and not only logged.
+        """
+        self.unrecorded = ""
+        if self.settings.rank != 0:
+            return {}, False
+        if recorded and self.settings.trains:
+            record.append_line(self.record, {"epoch": epochs, "complete": False})
+        try:
+            with signals_blocked(), self.waiter.waiting(patience=0.0):
+                model.eval()
+                metrics, binned = evaluate(model, data, epochs, args, tokenizer, self.batches.of_validation)
+                if metrics:
+                    logging.info(
+                        "Eval Epoch: %d %s", epochs, "\t".join(f"{key}: {x:.4f}" for key, x in metrics.items())
+                    )
+                if metrics and recorded:
+                    self._write(metrics, binned, epochs, data, args, tb_writer)
+                return metrics, False
+        except StopAsked:
+            return {}, True
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+            self.unrecorded = (
+                f"The validation of epoch {epochs} could not be saved ({error}): free some space and start again "
+                "with --resume latest, which repeats it."
+            )
+            logging.error("VALIDATION NOT SAVED. %s", self.unrecorded)
+            return {}, False
+
+    def _write(self, metrics: dict, binned: dict, epochs: int, data: dict, args: Any, tb_writer: Any) -> None:
+        folder = Path(args.checkpoint_path)
+        if binned:
+            record.append_line(folder / record.UNCERTAINTY, {"epoch": epochs, **binned})
+        with (folder / record.RESULTS).open("a") as file:
+            file.write(json.dumps(metrics) + "\n")
+        values = {f"val/{name}": value for name, value in metrics.items()}
+        track(values, epochs, tb_writer, wandb=False)
+        if args.wandb:
+            from wandb import log
+
+            steps = data["train"].dataloader.num_batches // args.accum_freq * epochs if "train" in data else None
+            log({**values, "epoch": epochs}, step=steps)
+
+    def complete(self, epochs: int) -> None:
+        """Record that the validation need not be repeated."""
+        if not self.unrecorded:
+            record.append_line(self.record, {"epoch": epochs, "complete": True})
+
+
+def lacks_validation(settings: RunSettings, epochs: int) -> bool:
+    """Return whether the validation after `epochs` epochs was interrupted."""
+    lines = record.read_lines(settings.checkpoints / record.VALIDATED, "epoch", last=epochs)
+    return epochs > 0 and not any(line["epoch"] == epochs and line.get("complete") for line in lines)
+
+
+def evaluate(
+    model: Any, data: dict, epochs: int, args: Any, tokenizer: Any, batches: Callable[[Any], Iterator]
+) -> tuple[dict[str, Any], dict[str, list]]:
+    """Return the metrics by open_clip's names and ours, and the bins of uncertainty of a PCME++ model.
+
+    Arguments:
+        batches: makes an iterator of a loader's batches.
     """
-    if not isinstance(training.innermost(model), ProbabilisticModel):
-        return _evaluate_plain(model, data, epoch, args, **kwargs)
-    logvars: dict[str, list[Tensor]] = {"image_logvar": [], "text_logvar": []}
-    inner: Any = training.innermost(model)
-
-    def keep(_module: Any, _inputs: Any, output: Any) -> None:
-        if isinstance(output, dict) and output.get("image_logvar") is not None:
-            for name, collected in logvars.items():
-                collected.append(output[name].cpu())
-
-    def metrics(image_features: Tensor, text_features: Tensor, logit_scale: Tensor) -> dict[str, float]:
-        images = Gaussian(image_features.to(args.device), torch.cat(logvars["image_logvar"]).to(args.device))
-        texts = Gaussian(text_features.to(args.device), torch.cat(logvars["text_logvar"]).to(args.device))
-        measures = columns(inner, logit_scale.item())
-        by_distance = {name: measures[name] for name in ("cosine", inner.pcmepp_cfg.ranks_by)}
-        pairs = images.mean.float(), texts.mean.float()
-        own: Sequence[int] = range(len(images.mean))
-        if several := _several_captions(data):
-            own = several
-            texts = Gaussian(*map(torch.cat, zip(*_encoded(data, args, inner.encode_text_gaussian), strict=True)))
-        ranked = rankings(images, texts, own, distances=by_distance)
-        entailment = {name: measure for name, measure in measures.items() if name == "entailment"}
-        entailed = rankings(images, texts, own, distances=entailment)
-        uncertainty = {"images": images.uncertainty, "captions": texts.uncertainty}
-        if args.save_logs:
-            lines = dict(_bins(ranked, uncertainty))
-            record.append_line(Path(args.checkpoint_path) / record.UNCERTAINTY, {"epoch": epoch, **lines})
-        uncertainty_metrics = [
-            *_uncertainty_metrics(ranked, uncertainty),
-            *_bank_metrics(ranked, images, texts, pairs, logit_scale.item()),
-        ]
-        return as_dict([*retrieval_metrics(ranked), *_recalls_of_images(entailed), *uncertainty_metrics])
-
-    handle = inner.register_forward_hook(keep)
-    try:
-        with training.metrics_of(metrics):
-            return training.stock_evaluate(model, data, epoch, args, **kwargs)
-    finally:
-        handle.remove()
-
-
-def _evaluate_plain(model: Any, data: dict, epoch: int, args: Any, **kwargs: Any) -> dict:
-    inner: Any = training.innermost(model)
-
-    def metrics(image_features: Tensor, **_given: Tensor) -> dict[str, float]:
-        means = image_features.to(args.device), torch.cat(_encoded(data, args, inner.encode_text))
-        images, texts = (Gaussian(F.normalize(mean.float(), dim=-1), torch.zeros_like(mean)) for mean in means)
-        return as_dict(retrieval_metrics(rankings(images, texts, own, distances=["cosine"])))
-
-    own = _several_captions(data) if args.rank == 0 else []
-    with training.metrics_of(metrics) if own else contextlib.nullcontext():
-        return training.stock_evaluate(model, data, epoch, args, **kwargs)
-
-
-def _several_captions(data: dict) -> list[int]:
-    """Return the index of the image of each caption, or nothing if every image has one caption.
-
-    open_clip's loop then reads all captions.
-    """
-    captioned = getattr(data["val"].dataloader, "captioned", None) if "val" in data else None
-    if captioned is None or len(captioned.captions) == len(captioned.images):
-        return []
-    return captioned.image_of_caption
+    metrics: dict[str, Any] = host.zero_shot(model, data, epochs, args, tokenizer)
+    due = args.val_frequency and (epochs % args.val_frequency == 0 or epochs == args.epochs)
+    if "val" not in data or not due:
+        return metrics, {}
+    inner: Any = innermost(model)
+    loader = data["val"].dataloader
+    images, texts, scale, loss = _encoded_pairs(inner, loader, args, batches)
+    pairs = images.mean.float(), texts.mean.float()
+    own: Sequence[int] = range(len(images.mean))
+    captioned = getattr(loader, "captioned", None)
+    if captioned is not None and len(captioned.captions) != len(captioned.images):
+        own, texts = captioned.image_of_caption, _encoded_captions(inner, loader, args)
+    if isinstance(inner, ProbabilisticModel):
+        by_pairs, binned = _probabilistic_metrics(inner, images, texts, pairs, own, scale)
+    else:
+        by_pairs, binned = list(retrieval_metrics(rankings(images, texts, own, distances=["cosine"]))), {}
+    of_pairs = {**as_dict(by_pairs), "clip_val_loss": loss, "epoch": epochs, "num_samples": len(images.mean)}
+    return {**metrics, **of_pairs}, binned
 
 
 @torch.inference_mode()
-def _encoded(data: dict, args: Any, encode: Callable[[Tensor], Any]) -> list[Any]:
-    """Return all captions of the validation data, encoded in batches."""
-    computing = training.computing(args)
-    with computing["autocast"]():
-        return [encode(text_NL.to(computing["device"])) for text_NL in data["val"].dataloader.texts()]
+def _encoded_pairs(
+    model: Any, loader: Any, args: Any, batches: Callable[[Any], Iterator]
+) -> tuple[Gaussian, Gaussian, float, float]:
+    """Return the images and their first captions, the scale of the logits, and the mean of CLIP's loss in batches."""
+    computing, kept = host.computing(args), []
+    total: Any = 0.0
+    device, dtype = computing["device"], computing["dtype"]
+    for i, (image_NCHW, text_NL) in enumerate(map(image_and_text, batches(loader))):
+        with computing["autocast"]():
+            out = model(
+                image_NCHW.to(device=device, dtype=dtype, non_blocking=True), text_NL.to(device, non_blocking=True)
+            )
+            scale = out["logit_scale"].mean()
+            logits_NN = scale * out["image_features"] @ out["text_features"].t()
+            labels_N = torch.arange(len(logits_NN), device=device)
+            loss = (F.cross_entropy(logits_NN, labels_N) + F.cross_entropy(logits_NN.t(), labels_N)) / 2
+        total += loss * len(logits_NN)
+        logvars = (out.get("image_logvar"), out.get("text_logvar"))
+        kept.append([_on_cpu(out["image_features"], logvars[0]), _on_cpu(out["text_features"], logvars[1])])
+        if i % 100 == 0:
+            seen = sum(len(images.mean) for images, _ in kept)
+            logging.info("Validation: %d of %d, CLIP loss %.6f", seen, loader.num_samples, total / seen)
+    images, texts = (_joined(part, device) for part in zip(*kept, strict=True))
+    return images, texts, scale.item(), float(total / len(images.mean))
+
+
+def _on_cpu(mean_ND: Tensor, logvar_ND: Tensor | None) -> Gaussian:
+    """Return a Gaussian on the CPU, where many fit; the variance of a plain model is left at exp(0)."""
+    return Gaussian(mean_ND.cpu(), torch.zeros_like(mean_ND).cpu() if logvar_ND is None else logvar_ND.cpu())
+
+
+def _joined(parts: Sequence[Gaussian], device: torch.device) -> Gaussian:
+    return Gaussian(*(torch.cat(each).to(device) for each in zip(*parts, strict=True)))
+
+
+@torch.inference_mode()
+def _encoded_captions(model: Any, loader: Any, args: Any) -> Gaussian:
+    """Return all captions of the validation data, of which images have several."""
+    computing, kept = host.computing(args), []
+    for text_NL in loader.texts():
+        with computing["autocast"]():
+            text_NL = text_NL.to(computing["device"])
+            if isinstance(model, ProbabilisticModel):
+                kept.append(_on_cpu(*model.encode_text_gaussian(text_NL)))
+            else:
+                kept.append(_on_cpu(model.encode_text(text_NL, normalize=True), None))
+    return _joined(kept, computing["device"])
+
+
+def _probabilistic_metrics(
+    model: Any, images: Gaussian, texts: Gaussian, pairs: tuple[Tensor, Tensor], own: Sequence[int], scale: float
+) -> tuple[list[Metric], dict[str, list]]:
+    """Return the metrics of a PCME++ model and the bins of its uncertainty.
+
+    Arguments:
+        pairs: the means of the images and of the first caption of each.
+        own: the image of each caption.
+    """
+    by_name = columns(model, scale)
+    ranked = rankings(
+        images, texts, own, distances={name: by_name[name] for name in ("cosine", model.pcmepp_cfg.ranks_by)}
+    )
+    entailed = rankings(images, texts, own, distances={name: x for name, x in by_name.items() if name == "entailment"})
+    uncertainty = {"images": images.uncertainty, "captions": texts.uncertainty}
+    metrics = [
+        *retrieval_metrics(ranked),
+        *_recalls_of_images(entailed),
+        *_of_uncertainty(ranked, uncertainty),
+        *_of_means(ranked, images, texts, pairs, scale),
+    ]
+    return metrics, dict(_bins(ranked, uncertainty))
 
 
 def _recalls_of_images(ranked: Sequence[Ranking]) -> Iterator[Metric]:
-    """Yield R@k of the images as queries. Captions rank by the entailment score as they do by the cosine."""
+    """Yield R@k of the images as queries: captions find by the entailment score what they find by the cosine."""
     for ranking in ranked:
         if ranking.samples == "images":
             yield from (metric for metric in ranking.metrics() if metric.name in {f"R@{k}" for k in KS})
 
 
-def _uncertainty_metrics(ranked: Sequence[Ranking], uncertainty: dict[str, Tensor]) -> Iterator[Metric]:
+def _of_uncertainty(ranked: Sequence[Ranking], uncertainty: dict[str, Tensor]) -> Iterator[Metric]:
+    """Yield what the uncertainty of the queries says of their hits."""
     for ranking in ranked:
         for label, hit_N in ranking.hits.items():
-            uncertainty_N, key = uncertainty[ranking.samples], (ranking.samples, label)
+            uncertainty_N, where = uncertainty[ranking.samples], (ranking.samples, label)
             for metric in (
-                *against_hits(uncertainty_N, hit_N, *key),
-                *levels(uncertainty_N, hit_N, *key, resamples=0),
-                *failure(-uncertainty_N, hit_N, *key),
+                *against_hits(uncertainty_N, hit_N, *where),
+                *levels(uncertainty_N, hit_N, *where, resamples=0),
+                *failure(-uncertainty_N, hit_N, *where),
             ):
-                if metric.name in LOGGED:
+                if metric.name in OF_UNCERTAINTY:
                     yield metric
 
 
-def _bank_metrics(
+def _of_means(
     ranked: Sequence[Ranking], images: Gaussian, texts: Gaussian, pairs: tuple[Tensor, Tensor], scale: float
 ) -> Iterator[Metric]:
-    """Yield how well the means alone predict misses, such as "images/csd_R@1/bank/miss_AUROC".
-
-    The bank is the validation pairs themselves, each image with its first caption; the score is its confusion over the
-    gallery. It is to be read beside the number of the variance.
-    """
+    """Yield what the means alone say of misses, such as "images/csd_R@1/bank/miss_AUROC", to be read beside the number
+    of the variance. It is the confusion over the gallery, by a bank of the validation pairs themselves."""
     if len(images.mean) < 2:
         return
     bank = Bank(*pairs, scale)
@@ -144,12 +242,13 @@ def _bank_metrics(
     for ranking in ranked:
         for label, hit_N in ranking.hits.items():
             for metric in failure(-confusion[ranking.samples], hit_N, ranking.samples, label, "bank"):
-                if metric.name in LOGGED:
+                if metric.name in OF_UNCERTAINTY:
                     yield metric
 
 
 def _bins(ranked: Sequence[Ranking], uncertainty: dict[str, Tensor]) -> Iterator[tuple[str, list[list[float]]]]:
-    """Yield (samples and hit, [mean uncertainties, shares of hits] of 10 bins), such as "images/csd_R@1"."""
+    """Yield (samples and what counts as a hit, [mean uncertainties, shares of hits] of 10 bins), such as
+    "images/csd_R@1"."""
     for ranking in ranked:
         for label, hit_N in ranking.hits.items():
             binned = bins(uncertainty[ranking.samples], hit_N)

@@ -12,21 +12,17 @@ import open_clip
 import torch
 from host_waits import HostWaits
 
-from pcmepp_openclip.host.calls import EpochCall, ValidationCall
-from pcmepp_openclip.host.flags import run_settings
 from pcmepp_openclip.runs import rng
 from pcmepp_openclip.runs.record import RunDescription
 from pcmepp_openclip.training import command
-from pcmepp_openclip.training.finetuning import FineTuning
-from pcmepp_openclip.training.hooks import TrainingHooks
+from pcmepp_openclip.training.loop import Training
 from pcmepp_openclip.training.push import Pusher
-from pcmepp_openclip.training.validation import evaluate
 
 MODEL = "PCMEpp-ViT-B-16"
 BATCH = 4
 ANSWERS = {
     "check": (math.inf, False),  # of the first step at which the loss was not finite
-    "metrics": (1.0, True),  # of the scales of the logits
+    "_encoded_pairs": (1.0, True),  # of the scales of the logits
     "columns": (1.0, True),
 }
 
@@ -37,7 +33,7 @@ def arguments(folder: Path, *flags: str, model: str = MODEL) -> Any:
     given += ["--name", "run", "--batch-size", str(BATCH), "--epochs", "2", "--save-frequency", "0", *flags]
     args, _ = command.prepare(*command.own_parser().parse_known_args(given))
     args.device, args.distributed, args.distill, args.wandb = "cuda", False, False, False
-    args.save_logs, args.val_frequency = False, 1
+    args.val_frequency = 1
     args.checkpoint_path = str(folder / "run" / "checkpoints")
     Path(args.checkpoint_path).mkdir(parents=True)
     return args
@@ -82,17 +78,19 @@ class StepWaits(HostWaits):
 
 
 @contextlib.contextmanager
-def hooks_of(args: Any) -> Iterator[TrainingHooks]:
-    settings = run_settings(args, keep_latest=False)
+def training_of(args: Any, model: Any, **data: Any) -> Iterator[Training]:
+    """A run that is built, but for what it is given."""
     description = RunDescription(hyperparameters={}, model_config={}, sources=[])
-    keep_rng = False  # the state of random number generators is of real numbers
-    pusher, finetuning = Pusher(None, settings.folder), FineTuning.from_args(args)
-    hooks = TrainingHooks(settings, description, args.pcmepp_cfg, evaluate, keep_rng, pusher, finetuning)
+    run = Training(args, None, description, Pusher(None, Path(args.logs) / args.name))
+    run.saves = False  # a history of numbers that there are none of
+    run.model = run.inner = model
+    run.data = {name: SimpleNamespace(dataloader=x, set_epoch=lambda epoch: None) for name, x in data.items()}
+    run.tb_writer = run.tokenizer = run.augment = None
     try:
-        yield hooks
+        yield run
     finally:
-        hooks.leave()
-        hooks.release()
+        run.leave()
+        run.release()
 
 
 def train(args: Any, model: Any, batches: int) -> list[list[str]]:
@@ -105,22 +103,20 @@ def train(args: Any, model: Any, batches: int) -> list[list[str]]:
 def _train(args: Any, model: Any, batches: int) -> list[list[str]]:
     waits = StepWaits(ANSWERS)
     weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(weights, lr=1e-3, foreach=True)  # torch's choice for CUDA
-    scaler = torch.amp.GradScaler("cuda") if args.precision == "amp" else None
     model.set_grad_checkpointing(args.grad_checkpointing)
-    data = {"train": SimpleNamespace(dataloader=Batches(batches, model, waits), set_epoch=lambda epoch: None)}
-    with hooks_of(args) as hooks, waits:
-        hooks.set_up_optimizer(optimizer, model)
-        loss = hooks.watch_loss(open_clip.create_loss(args), saves=False)
-        schedule = hooks.schedule(lambda step: 1e-3, optimizer, 1000)
-        hooks.train_epoch(EpochCall((model, data, loss, 0, optimizer, scaler, schedule, None, args), {}))
+    with training_of(args, model, train=Batches(batches, model, waits)) as run, waits:
+        run.optimizer = torch.optim.AdamW(weights, lr=1e-3, foreach=True)  # torch's choice for CUDA
+        run.scaler = torch.amp.GradScaler("cuda") if args.precision == "amp" else None
+        run.recipe.set_up_optimizer(run.optimizer, model)
+        run.steps_per_epoch, run.schedule = 1000, lambda step: 1e-3
+        run._watch(open_clip.create_loss(args))
+        run._train_epoch(0)
     return waits.batches
 
 
 def validate(args: Any, model: Any, batches: int) -> tuple[dict, list[list[str]]]:
     """Validation on so many batches: the metrics, and what waits."""
     waits = StepWaits(ANSWERS)
-    data = {"train": None, "val": SimpleNamespace(dataloader=Batches(batches, model, waits))}
-    with hooks_of(args) as hooks, waits:
-        metrics = hooks.validate(ValidationCall((model, data, 1, args), {}))
+    with training_of(args, model, val=Batches(batches, model, waits)) as run, waits:
+        metrics, _ = run.validator.validate(model, run.data, 1, args, None, None, recorded=False)
     return metrics, waits.batches

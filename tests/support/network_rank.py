@@ -83,14 +83,14 @@ def buckets(folder: Path) -> None:
     """The gradients of the same batch in three passes, and whether the first leaves random numbers alone."""
     import open_clip
 
-    from pcmepp_openclip.host.parallel import ddp_class
+    from pcmepp_openclip.host.parallel import DDP
 
     rank, _ = start()
     torch.manual_seed(0)
     model = open_clip.create_model("PCMEpp-tiny", output_dict=True)
     model.register_buffer("calls", torch.zeros(()))
     model.register_forward_pre_hook(lambda *_: model.calls.add_(torch.rand(()).ceil()) and None)
-    wrapped = ddp_class(passes=1)(model)
+    wrapped = DDP(model)
     mine = torch.Generator().manual_seed(rank)
     images, texts = torch.randn(1, 3, 32, 32, generator=mine), torch.randint(1, 49406, (1, 32), generator=mine)
     found = []

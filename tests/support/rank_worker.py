@@ -1,12 +1,11 @@
 """One rank of the exactness tests: `python rank_worker.py RANK FOLDER`. Runs each case of FOLDER/cases.json with the
-first `world` ranks, one step of open_clip's own training loop each, and leaves rank 0's loss, gradients and diagnostics
+first `world` ranks, one step of the training loop each, and leaves rank 0's loss, gradients and diagnostics
 there."""
 
 import json
 import sys
-from argparse import Namespace
+from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import open_clip
 import torch
@@ -14,10 +13,10 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 import pcmepp_openclip as pp
-from pcmepp_openclip.host.calls import stock_train_one_epoch
-from pcmepp_openclip.host.parallel import ddp_class
+from pcmepp_openclip.host.parallel import DDP
 from pcmepp_openclip.losses import TermSettings
 from pcmepp_openclip.models.labelled import LabelledImages
+from pcmepp_openclip.training.loop import compute_gradients, features_of
 
 BATCH = 48
 CFG = {
@@ -60,13 +59,6 @@ def build_labels(kind):
     return own_id, torch.where(share < 1, own_id.roll(17), own_id), share
 
 
-class Capture(torch.optim.SGD):
-    """An optimizer that keeps the gradients of its first step and changes nothing."""
-
-    def step(self):
-        self.seen = [p.grad.clone() for group in self.param_groups for p in group["params"]]
-
-
 class Seen(torch.nn.Module):
     """The loss, with the last value of its terms kept."""
 
@@ -91,20 +83,17 @@ def one_step(case, rank, folder):
     model, images, texts = build_model(case["form"])
     wrapped, reduced = model, []
     if world > 1:
-        wrapped = ddp_class(passes=accum)(model, device_ids=["cpu"])
+        wrapped = DDP(model, device_ids=["cpu"], passes=accum)
         wrapped.register_comm_hook(reduced, count_and_reduce)
     # what accumulation and ranks see together is the whole batch, in any order
     size = BATCH // world // accum
     pieces = [slice((k * world + rank) * size, (k * world + rank + 1) * size) for k in range(accum)]
     if "labels" in case:
         labels = build_labels(case["labels"])
-        loader = Batches([(LabelledImages(images[s], *(x[s] for x in labels)), texts[s]) for s in pieces])
+        batches = [LabelledImages(images[s], *(x[s] for x in labels)) for s in pieces]
     else:
-        loader = Batches([(images[s], texts[s]) for s in pieces])
-    data = {"train": SimpleNamespace(dataloader=loader, set_epoch=lambda epoch: None)}
-    args = Namespace(device="cpu", precision="fp32", distill=False, accum_freq=accum, skip_scheduler=True)
-    args.horovod, args.grad_clip_norm, args.wandb, args.log_every_n_steps = False, None, False, 100
-    args.rank, args.world_size, args.batch_size = rank, world, size
+        batches = [images[s] for s in pieces]
+    captions = [texts[s] for s in pieces]
     cfg = model.pcmepp_cfg
     settings = TermSettings(**case.get("settings", {}))
     about = (case["distance"], cfg.reduction, cfg.train_means_by, settings)
@@ -112,30 +101,20 @@ def one_step(case, rank, folder):
     loss.loss.epoch, loss.loss.step = case.get("epoch", 0), case.get("step", 0)
     loss.loss.diagnose = case.get("logged", False)
     loss.loss.global_value = not case.get("shares", False)
-    optimizer = Capture(model.parameters(), lr=0.0)
-    stock_train_one_epoch(wrapped, data, loss, 0, optimizer, None, None, None, args)
+    others = zip(batches, captions, strict=True) if accum > 1 else ()
+    features = [features_of(wrapped, *batch, nullcontext) for batch in others]
+    compute_gradients(wrapped, loss, batches, captions, features, nullcontext)
     if not loss.loss.global_value:
         for term in loss.terms.values():
             dist.all_reduce(term.detach())
             term.detach().div_(world)
     seen = loss.loss.read_diagnostics() if loss.loss.diagnose else {}
     if rank == 0:
-        names = [name for name, _ in model.named_parameters()]
-        grads = dict(zip(names, optimizer.seen, strict=True))
+        grads = {name: parameter.grad for name, parameter in model.named_parameters()}
         found = {"grads": grads, "terms": loss.terms, "reduced": sum(reduced), "seen": seen}
         torch.save(found, folder / f"{case['name']}.pt")
     if world > 1:
         dist.destroy_process_group()
-
-
-class Batches(list):
-    @property
-    def num_batches(self):
-        return len(self)
-
-    @property
-    def num_samples(self):
-        return BATCH
 
 
 if __name__ == "__main__":

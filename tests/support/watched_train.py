@@ -15,18 +15,18 @@ def main(argv):
 
 def watch(folder):
     """From now on, training in this process writes to the folder."""
-    from pcmepp_openclip.training.steps import EpochSteps
+    from pcmepp_openclip.training import loop
 
-    steps = EpochSteps.steps
+    batches = loop.epoch_batches
     folder.mkdir(exist_ok=True)
 
-    def watched(self, *args):
+    def watched(*args):
         with (folder / str(os.getpid())).open("a") as file:
-            for i, batch in steps(self, *args):
-                yield i, batch
+            for i, batch in batches(*args):
                 print(json.dumps([row.tolist() for row in batch[1]]), file=file, flush=True)
+                yield i, batch
 
-    EpochSteps.steps = watched
+    loop.epoch_batches = watched
 
 
 def captions_of(folder):
