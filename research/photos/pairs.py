@@ -1,0 +1,85 @@
+"""Which item, by which score? R@1, and mAP@R of all true matches. Also calibrated pairs, in and out of domain."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from pcmepp_openclip import DISTANCES
+from pcmepp_openclip.ambiguity import Bank, BankEntailment, HubnessCorrected, calibration
+from pcmepp_openclip.ambiguity.bank import IMAGES, TEXTS
+from pcmepp_openclip.ambiguity.calibration import pair_offsets
+from pcmepp_openclip.distances import Distance, Entailment
+
+from .heads import METHODS, Heads
+from .questions import Encoded, Numbers, first_hits
+
+WEIGHTS = (0.25, 0.5, 0.75, 1.0)
+
+
+def scores(name: str, heads: Heads, bank: Bank) -> Iterator[tuple[str, Distance]]:
+    """The scores of a model: those of the means for plain CLIP, else those of its variances."""
+    if name == "plain":
+        yield "cosine", DISTANCES["cosine"]
+        for weight in WEIGHTS:
+            yield f"cosine, corrected by {weight:g} h", HubnessCorrected(bank, weight=weight)
+        yield "entailment by the bank", BankEntailment(bank)
+    else:
+        words = METHODS[name].words
+        yield f"CSD: {words}", DISTANCES["csd"]
+        yield f"entailment: {words}", Entailment.of_scales(heads.match_scale.item(), heads.scale.item())
+
+
+def pairs(data: Encoded, distance: Distance, true: dict[str, list[list[int]]] | None) -> Numbers:
+    """R@1, and mAP@R where the true items of some queries are known."""
+    values = dict(zip(("R@1 i2t", "R@1 t2i"), first_hits(data, distance), strict=True))
+    if true:
+        values["mAP@R i2t"] = _precisions(distance, data, true[IMAGES], IMAGES)
+        values["mAP@R t2i"] = _precisions(distance, data, true[TEXTS], TEXTS)
+    for name, value_N in values.items():
+        yield name, len(value_N), lambda rows, value_N=value_N: value_N[rows].mean().item()
+
+
+def graded_pairs(graded: Encoded, distance: Distance) -> Numbers:
+    """mAP@R of an image's own captions among all different ones, vague and exact."""
+    place = {text: i for i, text in enumerate(dict.fromkeys(graded.photos.captions))}
+    first = torch.tensor([graded.photos.captions.index(text) for text in place])
+    own = [sorted({place[graded.photos.captions[i]] for i in rows}) for rows in graded.photos.captions_of]
+    texts = type(graded.texts)(*(x[first] for x in graded.texts))
+    value_N = torch.tensor(
+        [_average_precision(row, right) for row, right in zip(distance.matrix(graded.images, texts), own, strict=True)]
+    )
+    yield "mAP@R i2t", len(value_N), lambda rows: value_N[rows].mean().item()
+
+
+def _precisions(distance: Distance, data: Encoded, true: list[list[int]], of: str) -> Tensor:
+    """The average precision at R of each query whose true items are known."""
+    rows = torch.tensor([i for i, right in enumerate(true) if right])
+    query, gallery = (data.images, data.texts) if of == IMAGES else (data.texts, data.images)
+    distance = distance if of == IMAGES else distance.transposed
+    matrix = distance.matrix(type(query)(*(x[rows] for x in query)), gallery)
+    return torch.tensor([_average_precision(row, true[i]) for row, i in zip(matrix, rows.tolist(), strict=True)])
+
+
+def _average_precision(distance_M: Tensor, right: list[int]) -> float:
+    first = distance_M.topk(len(right), largest=False).indices
+    hit = torch.isin(first, torch.tensor(right)).double()
+    return (hit * hit.cumsum(0) / torch.arange(1, len(hit) + 1)).mean().item()
+
+
+@torch.inference_mode()
+def calibration_errors(fitted_to: Encoded, others: dict[str, Encoded], bank: Bank) -> Iterator[tuple[str, str, float]]:
+    """(calibration, data, expected calibration error at a prior of 1/2), fitted to one split: first its own error, on
+    the half of its images that was not fitted to, then that on the other splits, "" and their names."""
+
+    def inputs(data: Encoded) -> tuple[Tensor, Tensor, Tensor]:
+        logit_NM = data.scale * data.images.mean @ data.texts.mean.T
+        return logit_NM, *pair_offsets(data.images, data.texts, data.scale, bank)
+
+    known, own = inputs(fitted_to), fitted_to.photos.image_of_text
+    fits = {"the shift alone": calibration.fit_shift(known[0], own), "by the bank": calibration.fit(*known, own)}
+    for name, fitted in fits.items():
+        yield name, "", fitted.error
+        for split, data in others.items():
+            is_pair = torch.arange(len(data.images.mean))[:, None] == data.photos.image_of_text
+            yield name, split, calibration.reliability(fitted.probability(*inputs(data)), is_pair)[1]
