@@ -15,7 +15,7 @@ from .heads import METHODS, STEPS, Heads, train_all
 from .questions import Truth, encode, resampled
 from .tables import Result, tables
 
-RESAMPLES = 100
+RESAMPLES = 30
 TRUE, GRADED = "coco-true", "graded"
 SPLITS = {"flickr8k-dev": (), "coco-dev": DEGRADED, "flickr8k-test": DEGRADED, TRUE: (), GRADED: ()}
 CALIBRATED = {"flickr8k-dev": ("coco-dev", TRUE), "coco-dev": (TRUE, "flickr8k-test")}  # fitted to: measured on

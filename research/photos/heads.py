@@ -157,7 +157,9 @@ def train(name: str, photos: Photos, seed: int, steps: int = STEPS, plain: Heads
     plain = plain or train("plain", photos, seed, steps)
     heads.image, heads.text = copy.deepcopy(plain.image), copy.deepcopy(plain.text)
     heads.logit_scale = copy.deepcopy(plain.logit_scale)
-    heads.eval()
+    heads.eval().requires_grad_(False)
+    for parameter in heads.variance_parameters():
+        parameter.requires_grad_(True)
     heads.image_logvar.train(), heads.text_logvar.train()
     rows = held_out if method.variances_on == "held-out" else known
     _fit(heads, method, photos, rows, seed + 1, steps, heads.variance_parameters())

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pcmepp_openclip import DISTANCES
+from pcmepp_openclip import DISTANCES, Gaussian
 from pcmepp_openclip.ambiguity import Bank, BankEntailment, HubnessCorrected, calibration
 from pcmepp_openclip.ambiguity.bank import IMAGES, TEXTS
 from pcmepp_openclip.ambiguity.calibration import pair_offsets
@@ -14,6 +14,7 @@ from pcmepp_openclip.distances import Distance, Entailment
 from .heads import METHODS, Heads
 from .questions import Encoded, Numbers, first_hits
 
+CALIBRATED_ON = 500  # images of a split
 WEIGHTS = (0.25, 0.5, 0.75, 1.0)
 
 
@@ -45,7 +46,7 @@ def graded_pairs(graded: Encoded, distance: Distance) -> Numbers:
     place = {text: i for i, text in enumerate(dict.fromkeys(graded.photos.captions))}
     first = torch.tensor([graded.photos.captions.index(text) for text in place])
     own = [sorted({place[graded.photos.captions[i]] for i in rows}) for rows in graded.photos.captions_of]
-    texts = type(graded.texts)(*(x[first] for x in graded.texts))
+    texts = Gaussian(*(x[first] for x in graded.texts))
     value_N = torch.tensor(
         [_average_precision(row, right) for row, right in zip(distance.matrix(graded.images, texts), own, strict=True)]
     )
@@ -57,7 +58,7 @@ def _precisions(distance: Distance, data: Encoded, true: list[list[int]], of: st
     rows = torch.tensor([i for i, right in enumerate(true) if right])
     query, gallery = (data.images, data.texts) if of == IMAGES else (data.texts, data.images)
     distance = distance if of == IMAGES else distance.transposed
-    matrix = distance.matrix(type(query)(*(x[rows] for x in query)), gallery)
+    matrix = distance.matrix(Gaussian(*(x[rows] for x in query)), gallery)
     return torch.tensor([_average_precision(row, true[i]) for row, i in zip(matrix, rows.tolist(), strict=True)])
 
 
@@ -72,14 +73,19 @@ def calibration_errors(fitted_to: Encoded, others: dict[str, Encoded], bank: Ban
     """(calibration, data, expected calibration error at a prior of 1/2), fitted to one split: first its own error, on
     the half of its images that was not fitted to, then that on the other splits, "" and their names."""
 
-    def inputs(data: Encoded) -> tuple[Tensor, Tensor, Tensor]:
-        logit_NM = data.scale * data.images.mean @ data.texts.mean.T
-        return logit_NM, *pair_offsets(data.images, data.texts, data.scale, bank)
+    def inputs(data: Encoded) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+        """What a calibration takes of the first images, and the image of each of their captions."""
+        own = data.photos.image_of_text[data.photos.image_of_text < CALIBRATED_ON]
+        images = Gaussian(*(x[:CALIBRATED_ON] for x in data.images))
+        texts = Gaussian(*(x[: len(own)] for x in data.texts))
+        logit_NM = data.scale * images.mean @ texts.mean.T
+        return (logit_NM, *pair_offsets(images, texts, data.scale, bank)), own
 
-    known, own = inputs(fitted_to), fitted_to.photos.image_of_text
+    known, own = inputs(fitted_to)
     fits = {"the shift alone": calibration.fit_shift(known[0], own), "by the bank": calibration.fit(*known, own)}
     for name, fitted in fits.items():
         yield name, "", fitted.error
         for split, data in others.items():
-            is_pair = torch.arange(len(data.images.mean))[:, None] == data.photos.image_of_text
-            yield name, split, calibration.reliability(fitted.probability(*inputs(data)), is_pair)[1]
+            given, own = inputs(data)
+            is_pair = torch.arange(len(given[0]))[:, None] == own
+            yield name, split, calibration.reliability(fitted.probability(*given), is_pair)[1]

@@ -71,7 +71,7 @@ def first_hits(data: Encoded, distance: Distance) -> tuple[Tensor, Tensor]:
 
 
 def resampled(samples: int, value: Callable[[Tensor], float], resamples: int) -> list[float]:
-    """The value of all samples, and of samples that are drawn with replacement."""
+    """The value of all samples, and those of as many samples that are drawn with replacement."""
     generator = torch.Generator().manual_seed(0)
     draws = [torch.randint(samples, (samples,), generator=generator) for _ in range(resamples)]
     return [value(rows) for rows in (torch.arange(samples), *draws)]
@@ -149,7 +149,13 @@ def _themselves(_: Photos) -> Callable[[Tensor], Tensor]:
 
 def _captions(photos: Photos) -> Callable[[Tensor], Tensor]:
     """Images to their captions."""
-    return lambda rows: torch.cat([photos.first[i] + torch.arange(int(photos.count[i])) for i in rows.tolist()])
+
+    def of(rows: Tensor) -> Tensor:
+        count = photos.count[rows]
+        start = photos.first[rows] - (count.cumsum(0) - count)
+        return start.repeat_interleave(count) + torch.arange(int(count.sum()))
+
+    return of
 
 
 def less_detail(estimator: Estimator, data: Encoded) -> Numbers:
