@@ -10,9 +10,9 @@ import torch
 
 from . import pairs, questions
 from .estimators import BANK_SIZES, by_variance, make_bank, of_means
-from .features import DEGRADED, TRAIN_CROPS, Photos, empty_caption, read_photos, true_matches
+from .features import DEGRADED, TRAIN_CROPS, Photos, TrueMatches, empty_caption, read_photos, true_matches
 from .heads import METHODS, STEPS, Heads, train_all
-from .questions import Truth, encode, resampled
+from .questions import encode, resampled
 from .tables import Result, tables
 
 RESAMPLES = 30
@@ -36,8 +36,6 @@ def main() -> None:
     photos = read_photos(args.data, "train", ["clean", *TRAIN_CROPS], cache)
     splits = {name: read_photos(args.data, name, ["clean", *views], cache) for name, views in SPLITS.items()}
     true = true_matches(args.data, TRUE)
-    if true is None:
-        raise SystemExit(f"--data {args.data}: {TRUE} has no ids.json, the ids of COCO's images and captions.")
     results: list[Result] = []
     for seed in range(args.seeds):
         start = time.monotonic()
@@ -55,7 +53,7 @@ def judge(
     models: dict[str, Heads],
     photos: Photos,
     splits: dict[str, Photos],
-    true: dict[str, list[list[int]]],
+    true: list[TrueMatches],
     empty_x: torch.Tensor,
     seed: int,
     resamples: int,
@@ -63,7 +61,7 @@ def judge(
     """The results of all models of a seed.
 
     Arguments:
-        true: the true items of the queries of `TRUE`, see `features.true_matches`.
+        true: the true items of queries of `TRUE`.
         empty_x: the features of the empty caption.
     """
 
@@ -72,17 +70,13 @@ def judge(
         for number, samples, value in numbers:
             yield {**about, "number": number, "values": resampled(samples, value, resamples)}
 
-    truths = [
-        Truth(of, torch.tensor([i for i, r in enumerate(own) if r]), torch.tensor([len(r) for r in own if r]))
-        for of, own in true.items()
-    ]
     rows, number = questions.short_texts(splits[GRADED], splits[TRUE])
     for method, heads in models.items():
         bank = make_bank(heads, photos, seed, BANK_SIZES[-1])
         encoded = {name: encode(heads, own) for name, own in splits.items()}
         for by in of_means(heads, photos, empty_x, seed) if method == "plain" else [by_variance(METHODS[method].words)]:
             who = by.name, by.sees
-            yield from results("Multiplicity", *who, TRUE, questions.multiplicity(by, encoded[TRUE], truths))
+            yield from results("Multiplicity", *who, TRUE, questions.multiplicity(by, encoded[TRUE], true))
             short = questions.multiplicity_of_short(by, encoded[GRADED], encoded[TRUE], rows, number)
             yield from results("Multiplicity", *who, TRUE, short)
             for split in splits:
@@ -95,7 +89,7 @@ def judge(
         for score, distance in pairs.scores(method, heads, bank):
             for split in splits:
                 if split != GRADED:
-                    numbers = pairs.pairs(encoded[split], distance, true if split == TRUE else None)
+                    numbers = pairs.pairs(encoded[split], distance, true if split == TRUE else ())
                     yield from results("Pairs", score, "", split, numbers)
             yield from results("Pairs", score, "", GRADED, pairs.graded_pairs(encoded[GRADED], distance))
         if method == "plain":

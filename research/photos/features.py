@@ -89,18 +89,41 @@ def files_of(data: Path, split: str) -> list[Path]:
     return files
 
 
-def true_matches(data: Path, split: str) -> dict[str, list[list[int]]] | None:
-    """The true items of each query of COCO's, by "images" and "texts", as indices; empty for a query of which they are
-    not known, and None for a split without COCO's ids. They are those of ECCV Caption among the split."""
+@dataclass
+class TrueMatches:
+    """The true items of some queries, by ECCV Caption.
+
+    Arguments:
+        of: "images" or "texts".
+        rows: the queries, as indices.
+        items: the true items of each among the split, as indices.
+        total: how many there are among all photographs of COCO's test split, of which the split may be a part.
+    """
+
+    of: str
+    rows: Tensor
+    items: list[list[int]]
+    total: Tensor
+
+    @property
+    def number(self) -> Tensor:
+        return torch.tensor([len(own) for own in self.items])
+
+
+def true_matches(data: Path, split: str) -> list[TrueMatches]:
+    """The true items of the images and of the captions of a split with COCO's ids, where ECCV Caption has them."""
     path = data / split / "ids.json"
     if not path.exists():
-        return None
+        raise SystemExit(f"--data {data}: {split} has no ids.json, the ids of COCO's images and captions.")
     ids, package = json.loads(path.read_text()), load_eccv_caption()
     index = {kind: {own: i for i, own in enumerate(ids[kind])} for kind in ("images", "captions")}
-    found = {}
-    for of, direction, own, other in (("images", "i2t", "images", "captions"), ("texts", "t2i", "captions", "images")):
+    found = []
+    for of, direction, kind, other in (("texts", "t2i", "captions", "images"), ("images", "i2t", "images", "captions")):
         known = package.eccv_gts[direction]
-        found[of] = [[index[other][i] for i in known.get(query, ()) if i in index[other]] for query in ids[own]]
+        rows = [i for i, query in enumerate(ids[kind]) if query in known]
+        true = [known[ids[kind][i]] for i in rows]
+        items = [[index[other][item] for item in own if item in index[other]] for own in true]
+        found.append(TrueMatches(of, torch.tensor(rows), items, torch.tensor([len(own) for own in true])))
     return found
 
 

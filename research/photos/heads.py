@@ -172,7 +172,7 @@ def _fit(
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")  # products in bf16 where the CPU has them, for training alone
     loss = PCMEppLoss(train_means_by=method.train_means_by, **method.weights)
-    optimizer = torch.optim.AdamW(parameters, lr=RATE, weight_decay=DECAY)
+    optimizer = torch.optim.AdamW(parameters, lr=RATE, weight_decay=DECAY, fused=True)
     generator = torch.Generator().manual_seed(seed)
     for step in range(steps):
         for group in optimizer.param_groups:

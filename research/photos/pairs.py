@@ -1,16 +1,17 @@
 """Which item, by which score? R@1, and mAP@R of all true matches. Also calibrated pairs, in and out of domain."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from pcmepp_openclip import DISTANCES, Gaussian
 from pcmepp_openclip.ambiguity import Bank, BankEntailment, HubnessCorrected, calibration
-from pcmepp_openclip.ambiguity.bank import IMAGES, TEXTS
+from pcmepp_openclip.ambiguity.bank import IMAGES
 from pcmepp_openclip.ambiguity.calibration import pair_offsets
 from pcmepp_openclip.distances import Distance, Entailment
 
+from .features import TrueMatches
 from .heads import METHODS, Heads
 from .questions import Encoded, Numbers, first_hits
 
@@ -31,12 +32,11 @@ def scores(name: str, heads: Heads, bank: Bank) -> Iterator[tuple[str, Distance]
         yield f"entailment: {words}", Entailment.of_scales(heads.match_scale.item(), heads.scale.item())
 
 
-def pairs(data: Encoded, distance: Distance, true: dict[str, list[list[int]]] | None) -> Numbers:
-    """R@1, and mAP@R where the true items of some queries are known."""
+def pairs(data: Encoded, distance: Distance, true: Sequence[TrueMatches] = ()) -> Numbers:
+    """R@1, and mAP@R of the queries whose true items are known."""
     values = dict(zip(("R@1 i2t", "R@1 t2i"), first_hits(data, distance), strict=True))
-    if true:
-        values["mAP@R i2t"] = _precisions(distance, data, true[IMAGES], IMAGES)
-        values["mAP@R t2i"] = _precisions(distance, data, true[TEXTS], TEXTS)
+    for known in true:
+        values["mAP@R i2t" if known.of == IMAGES else "mAP@R t2i"] = _precisions(distance, data, known)
     for name, value_N in values.items():
         yield name, len(value_N), lambda rows, value_N=value_N: value_N[rows].mean().item()
 
@@ -53,13 +53,12 @@ def graded_pairs(graded: Encoded, distance: Distance) -> Numbers:
     yield "mAP@R i2t", len(value_N), lambda rows: value_N[rows].mean().item()
 
 
-def _precisions(distance: Distance, data: Encoded, true: list[list[int]], of: str) -> Tensor:
+def _precisions(distance: Distance, data: Encoded, known: TrueMatches) -> Tensor:
     """The average precision at R of each query whose true items are known."""
-    rows = torch.tensor([i for i, right in enumerate(true) if right])
-    query, gallery = (data.images, data.texts) if of == IMAGES else (data.texts, data.images)
-    distance = distance if of == IMAGES else distance.transposed
-    matrix = distance.matrix(Gaussian(*(x[rows] for x in query)), gallery)
-    return torch.tensor([_average_precision(row, true[i]) for row, i in zip(matrix, rows.tolist(), strict=True)])
+    query, gallery = (data.images, data.texts) if known.of == IMAGES else (data.texts, data.images)
+    distance = distance if known.of == IMAGES else distance.transposed
+    matrix = distance.matrix(Gaussian(*(x[known.rows] for x in query)), gallery)
+    return torch.tensor([_average_precision(row, own) for row, own in zip(matrix, known.items, strict=True)])
 
 
 def _average_precision(distance_M: Tensor, right: list[int]) -> float:

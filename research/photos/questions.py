@@ -1,7 +1,8 @@
 """Three questions, each by numbers that say how well an estimator answers it, with intervals over photographs.
 
-multiplicity   Spearman's correlation with the number of true matches, for captions and for images, and for short texts
-               with the number of photographs whose captions mention them; the median ratio of an estimate to the truth
+multiplicity   Spearman's correlation with the number of true matches among all of COCO's test photographs, for captions
+               and for images, and for short texts with the number of photographs whose captions mention them; the
+               median ratio of an estimate to the truth among those of the gallery
 confusion      AUROC of misses against hits, and the correlation of R@1 with ten bins of the estimate
 vagueness      Kendall's tau of captions from vague to exact, also among captions of equally many words; AUROC of
                blurred, covered and cropped images and of cut captions against whole ones
@@ -21,7 +22,7 @@ from pcmepp_openclip.evaluation.uncertainty import auroc, bin_correlation, spear
 from pcmepp_openclip.evaluation.vagueness import kendall_tau
 
 from .estimators import Estimator, Query
-from .features import DEGRADED, Photos
+from .features import DEGRADED, Photos, TrueMatches
 from .heads import Heads
 
 SHORT = 2  # words of a short text
@@ -77,21 +78,6 @@ def resampled(samples: int, value: Callable[[Tensor], float], resamples: int) ->
     return [value(rows) for rows in (torch.arange(samples), *draws)]
 
 
-@dataclass
-class Truth:
-    """How many items are true of some queries of a kind.
-
-    Arguments:
-        of: "images" or "texts".
-        rows: the queries, as indices.
-        number: of true items each.
-    """
-
-    of: str
-    rows: Tensor
-    number: Tensor
-
-
 def short_texts(graded: Photos, photos: Photos) -> tuple[Tensor, Tensor]:
     """Rows of different short captions of `graded`, and of how many of the photographs a caption mentions each."""
     said = [" " + " | ".join(_words(photos.captions[i]) for i in own) + " " for own in photos.captions_of]
@@ -104,11 +90,12 @@ def _words(text: str) -> str:
     return " ".join(re.findall(r"[a-z]+", text.lower()))
 
 
-def multiplicity(estimator: Estimator, data: Encoded, truths: list[Truth]) -> Numbers:
-    for truth in truths:
-        value_N = estimator.score(data.query(truth.of), data.gallery(truth.of))
+def multiplicity(estimator: Estimator, data: Encoded, true: list[TrueMatches]) -> Numbers:
+    for known in true:
+        value_N = estimator.score(data.query(known.of), data.gallery(known.of))
         if value_N is not None:
-            yield from _against(truth.of, value_N[truth.rows], truth.number, estimator.is_number)
+            name = "captions" if known.of == TEXTS else "images"
+            yield from _against(name, value_N[known.rows], known.total, known.number, estimator.is_number)
 
 
 def multiplicity_of_short(
@@ -118,11 +105,11 @@ def multiplicity_of_short(
     texts = Gaussian(*(x[rows] for x in graded.texts))
     value_N = estimator.score(Query(texts, TEXTS, graded.photos.words[rows]), data.images.mean)
     if value_N is not None:
-        yield from _against("short texts", value_N, number, estimator.is_number)
+        yield from _against("short texts", value_N, number, number, estimator.is_number)
 
 
-def _against(name: str, value_N: Tensor, number_N: Tensor, is_number: bool) -> Numbers:
-    yield name, len(value_N), lambda rows: spearman(value_N[rows], number_N[rows])
+def _against(name: str, value_N: Tensor, order_N: Tensor, number_N: Tensor, is_number: bool) -> Numbers:
+    yield name, len(value_N), lambda rows: spearman(value_N[rows], order_N[rows])
     if is_number:
         ratio_N = value_N.double() / number_N
         yield f"size, {name}", len(value_N), lambda rows: ratio_N[rows].median().item()
