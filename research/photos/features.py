@@ -209,7 +209,8 @@ def _images(files: list[Path], split: str, view: str) -> Tensor:
     tower.load_state_dict(dict(zip(tower.state_dict(), weights.values(), strict=True)))  # the same tensors in order
     tower.reset_classifier(0)
     tower.eval().to(memory_format=torch.channels_last)  # twice as fast on CPUs
-    random, found, batch = Random(f"{split}{view}"), [], []
+    random, found = Random(f"{split}{view}"), []
+    batch: list[Tensor] = []
 
     def flush() -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):  # twice as fast again

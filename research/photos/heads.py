@@ -8,6 +8,7 @@ import copy
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -40,7 +41,7 @@ class Method:
     """
 
     words: str
-    weights: dict[str, float] = field(default_factory=dict)
+    weights: dict[str, Any] = field(default_factory=dict)
     train_means_by: str = "all"
     match_scale: float = 5.0
     match_shift: float = 5.0

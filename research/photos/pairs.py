@@ -1,6 +1,6 @@
 """Which item, by which score? R@1, and mAP@R of all true matches. Also calibrated pairs, in and out of domain."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ def pairs(data: Encoded, distance: Distance, true: Sequence[TrueMatches] = ()) -
     for known in true:
         values["mAP@R i2t" if known.of == IMAGES else "mAP@R t2i"] = _precisions(distance, data, known)
     for name, value_N in values.items():
-        yield name, len(value_N), lambda rows, value_N=value_N: value_N[rows].mean().item()
+        yield name, len(value_N), _mean_of(value_N)
 
 
 def graded_pairs(graded: Encoded, distance: Distance) -> Numbers:
@@ -50,7 +50,12 @@ def graded_pairs(graded: Encoded, distance: Distance) -> Numbers:
     value_N = torch.tensor(
         [_average_precision(row, right) for row, right in zip(distance.matrix(graded.images, texts), own, strict=True)]
     )
-    yield "mAP@R i2t", len(value_N), lambda rows: value_N[rows].mean().item()
+    yield "mAP@R i2t", len(value_N), _mean_of(value_N)
+
+
+def _mean_of(value_N: Tensor) -> Callable[[Tensor], float]:
+    """The mean of some rows."""
+    return lambda rows: value_N[rows].mean().item()
 
 
 def _precisions(distance: Distance, data: Encoded, known: TrueMatches) -> Tensor:
