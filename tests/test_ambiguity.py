@@ -92,8 +92,9 @@ def test_multiplicity_against_loops(of, items, chunk, monkeypatch):
         y.append(math.log(sum(odd / (1 + odd) for odd in odds)))
         others = [c for j, c in enumerate(captions) if j != i or (of == "images" and items is not None)]
         x.append(slow_crowding(reference, of, others))
-    slope, offset = np.polyfit(x, y, 1)
-    expected = [min(len(gallery), math.exp(slope * slow_crowding(q, of, captions) + offset)) for q in query]
+    crowding = [slow_crowding(q, of, captions) for q in query]
+    expected = [math.exp(np.mean(y) + np.std(y) * (z - np.mean(x)) / np.std(x)) for z in crowding]
+    expected = [min(len(gallery), number) for number in expected]
     found = Bank(images.float(), texts.float(), SCALE)
     got = found.multiplicity(query.float(), of, None if items is None else gallery.float(), prior=0.01)
     torch.testing.assert_close(got.double(), torch.tensor(expected, dtype=torch.double), rtol=1e-3, atol=1e-4)
@@ -126,6 +127,16 @@ def test_what_is_often_described_fits_more():
     for of in ("images", "texts"):
         many, few = found.multiplicity(torch.eye(8)[:2], of).tolist()
         assert many > 1.3 * few
+
+
+def test_crowded_captions_fit_more_where_their_matches_have_small_cosines():
+    """Vague captions are alike and far from all images, as those of a model that is trained to the end."""
+    vague, images = F.normalize(torch.ones(1, 32), dim=1).expand(300, 32), torch.eye(32).repeat(19, 1)[:600]
+    texts = F.normalize(torch.cat([vague, images[300:]]) + 0.3 * embeddings(600, 2, 32), dim=1)
+    found = Bank(images, texts, SCALE)
+    assert (found.hubness(texts[300:], "texts").mean() > found.hubness(texts[:300], "texts").mean()).all()
+    many, few = found.multiplicity(torch.stack([vague[0], torch.eye(32)[0]]), "texts").tolist()
+    assert many > few
 
 
 def test_the_confusion_is_the_number_of_references_that_fit():

@@ -205,6 +205,24 @@ def augmentation(rank=0, seed=0, **more):
     return BatchAugmentation(seed, rank, 2, 8, **{"mixing": Mixing(2.0, 2.0, share=0.5), **more})
 
 
+def test_images_of_cut_captions_are_cropped():
+    """Images whose pixels say where they are, with captions of ten different words."""
+    rows, columns = torch.linspace(0, 1, 32)[:, None].expand(32, 32), torch.linspace(0, 1, 32).expand(32, 32)
+    images = torch.stack([rows, columns, torch.ones(32, 32)]).expand(64, 3, 32, 32)
+    tokenizer = open_clip.get_tokenizer("PCMEpp-tiny")
+    batch = images, tokenizer(["one two three four five six seven eight nine ten"] * 64)
+    pixels, texts = augmentation(mixing=None, caption_cut=0.5, caption_ids=CLIP, cut_images=True)(batch, 0, 0)
+    is_cut, is_cropped = (texts != batch[1]).any(dim=1), (pixels != images).flatten(1).any(dim=1)
+    assert 15 < int(is_cropped.sum()) < 49 and not (is_cut & ~is_cropped).any()
+    assert int((is_cropped & ~is_cut).sum()) < 9  # a run may be the whole caption
+    spread = pixels[is_cropped, :2].amax(dim=(2, 3)) - pixels[is_cropped, :2].amin(dim=(2, 3))
+    share = spread.prod(dim=1)
+    assert 0.01 < share.min() < 0.3 and 0.6 < share.max() < 1.2
+    assert (pixels[is_cropped, 2] - 1).abs().max() < 1e-4
+    alone = augmentation(mixing=None, caption_cut=0.5, caption_ids=CLIP)(batch, 0, 0)
+    assert torch.equal(alone[0], images)
+
+
 def test_a_batch_has_random_numbers_of_its_own():
     batch = numbered(8), torch.ones(8, 4, dtype=torch.int64)
     first, again = (augmentation(with_token_seeds=True)(batch, epoch=1, index=2)[0] for _ in range(2))

@@ -11,9 +11,10 @@ whether the model knows where the query belongs, and not how many items are trul
                   of an image: the length of the mean of the captions that are nearest to it, 1 where they are alike
     multiplicity  = exp(slope crowding + offset)              the number of items that the query is true of
 
-An input of a kind that people often describe fits many. The line is the regression of log sum_j P(pair of q and r_j) on
-the crowding over the bank's own items, where P = sigmoid(s cos + shift) is calibrated on the bank's pairs: it sets the
-unit, and the order is that of the crowding.
+An input of a kind that people often describe fits many. The order is that of the crowding, and slope and offset set the
+unit: over the bank's own items, log multiplicity has the mean and the spread of log sum_j P(pair of q and r_j), where
+P = sigmoid(s cos + shift) is calibrated on the bank's pairs. The slope is never negative, though this sum may fall with
+the number of true items, as on drawn scenes.
 
 The theory: InfoNCE drives `s cos` to log p(v, t) / (p(v) p(t)) up to a constant per row and column. Subtracting h and
 taking the softmax removes these constants. For a caption that is true of some images and says nothing else, p is
@@ -162,7 +163,7 @@ class Bank:
                 first += len(part)
             x_B, y_B = torch.cat(crowding_B), torch.cat(log_sum_B)
             x, y = x_B.mean(), y_B.mean()
-            slope = ((x_B - x) * (y_B - y)).sum() / (x_B - x).square().sum().clamp(min=1e-12)
+            slope = y_B.std() / x_B.std().clamp(min=1e-6)
             crowding_N = _cat(
                 [_crowding(part, of, captions_MD) for part in self._parts(mean_ND, len(captions_MD))], mean_ND
             )

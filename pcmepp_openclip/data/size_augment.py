@@ -44,10 +44,13 @@ def augment_captions(text_NL: Tensor, p: float, ids: TokenIds, rng: np.random.Ge
     return _deleted(out_NL, changed_NL & (draw_NL >= p * (MASKED + REPLACED)), ids.pad)
 
 
-def cut_captions(text_NL: Tensor, p: float, ids: TokenIds, rng: np.random.Generator) -> Tensor:
+def cut_captions(text_NL: Tensor, p: float | Tensor, ids: TokenIds, rng: np.random.Generator) -> Tensor:
     """Return token ids [N, L] in which each caption is cut with probability `p` to a random run of its tokens.
 
     The length of the run is uniform between one token and all of them, and so is its place. Special tokens stay.
+
+    Arguments:
+        p: one number for all, or [N].
     """
     is_cut_N, length_N, start_N = torch.from_numpy(rng.random((3, len(text_NL))))
     is_word_NL = _is_text(text_NL, ids.pad) & ~torch.isin(text_NL, ids.special)

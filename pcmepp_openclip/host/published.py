@@ -28,7 +28,8 @@ PUBLISHED = (
     *("captions", "captions_per_image", "multi_positives", "noise_ratio", "noise_seed", "noise_per_caption"),
     *("train_data_max_bad_fraction", "train_data_max_empty_shards", "train_data_max_pixels", "train_data_retries"),
     *("train_data_exif_orientation", "train_data_decoding", "crop_sides", "flip"),
-    *("objective", "mixup", "cutmix", "mix_share", "mix_mode", "mix_switch_prob", "caption_augment", "caption_cut"),
+    *("mixup", "cutmix", "mix_share", "mix_mode", "mix_switch_prob", "caption_augment", "caption_cut"),
+    *("cut_images", "objective"),
 )
 
 MODEL_NAMES = ("opt", "model", "pretrained", "distill_pretrained")  # whose values may have a slash, or be a path

@@ -8,8 +8,8 @@ For a caption that is true of a share p of all images, the difficulty is log(N p
 
 When to use it: in place of the matching loss, for the log-variances of a frozen model (`--head-only`) on pairs that it
 was not trained on, with images cropped at random. Pairs that a model has memorised are easy for it, and say nothing
-about others. On photographs this was the one objective whose variance foresaw misses as well as a bank does, see
-docs/uncertainty.md.
+about others. On photographs this was the one objective whose variance told vague captions and blurred images from
+others, see docs/uncertainty.md.
 """
 
 from torch import Tensor

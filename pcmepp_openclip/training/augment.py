@@ -5,12 +5,14 @@ the same ones in the middle of an epoch. With --accum-freq, both forward passes 
 """
 
 import argparse
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..config import PCMEppCfg
@@ -22,6 +24,7 @@ from ..losses.terms import loss_weights, without_labels
 from ..models.labelled import LabelledImages
 from ..system.text import flag_of
 
+CROPPED, LONGEST = (0.05, 1.0), 4 / 3  # the share of the area that a crop keeps, and the ratio of its sides
 MIXING = ("mix_share", "mix_mode", "mix_switch_prob")  # the flags that say how to mix
 
 
@@ -58,6 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="P",
         help="cut each caption, with this probability, to a random run of its tokens",
     )
+    group.add_argument(
+        "--cut-images",
+        action="store_true",
+        default=None,
+        help="with --caption-cut: crop the images of the captions that are cut, to 5 to 100 %% of their area",
+    )
 
 
 def check_arguments(args: argparse.Namespace) -> None:
@@ -78,6 +87,8 @@ def check_arguments(args: argparse.Namespace) -> None:
         raise ValueError(
             f"--mix-switch-prob chooses between --mixup and --cutmix, and only {mixes[0]} is given: give both."
         )
+    if args.cut_images and not args.caption_cut:
+        raise ValueError("--cut-images crops the images of captions that are cut: give --caption-cut as well.")
     if not used:
         return
     if args.pcmepp_cfg is None:
@@ -143,6 +154,7 @@ class BatchAugmentation:
         caption_p: the probability with which a token of a caption is changed.
         caption_cut: the probability with which a caption is cut to a run of its tokens.
         caption_ids: the special token ids of the tokenizer, needed if one of the two is above 0.
+        cut_images: whether the images of captions that are cut are cropped.
         with_token_seeds: whether each image gets a seed that chooses which of its tokens are dropped in the tower.
     """
 
@@ -154,6 +166,7 @@ class BatchAugmentation:
     caption_p: float = 0.0
     caption_cut: float = 0.0
     caption_ids: TokenIds | None = None
+    cut_images: bool = False
     with_token_seeds: bool = False
 
     def __call__(self, batch: tuple[Any, Tensor], epoch: int, index: int) -> tuple[Tensor | LabelledImages, Tensor]:
@@ -166,7 +179,15 @@ class BatchAugmentation:
         images, texts = batch
         rng = np.random.Generator(np.random.PCG64(seed_for("augment", self.seed, epoch, index, self.rank)))
         if self.caption_ids is not None and self.caption_cut:
-            texts = cut_captions(texts, self.caption_cut, self.caption_ids, rng)
+            share: float | Tensor = self.caption_cut
+            if self.cut_images:
+                is_cut_N = torch.from_numpy(rng.random(len(texts)) < self.caption_cut)
+                share = is_cut_N.double()
+                if isinstance(images, LabelledImages):
+                    images = dataclasses.replace(images, image_NCHW=cropped(images.image_NCHW, is_cut_N, rng))
+                else:
+                    images = cropped(images, is_cut_N, rng)
+            texts = cut_captions(texts, share, self.caption_ids, rng)
         if self.caption_ids is not None and self.caption_p:
             texts = augment_captions(texts, self.caption_p, self.caption_ids, rng)
         if self.mixing is None and not self.with_token_seeds:
@@ -184,6 +205,19 @@ class BatchAugmentation:
         """Return ids that no other sample of the epoch has, on any rank."""
         first = (index * self.world_size + self.rank) * self.batch_size
         return torch.arange(first, first + samples)
+
+
+def cropped(image_NCHW: Tensor, which_N: Tensor, rng: np.random.Generator) -> Tensor:
+    """Return the images, some of them cropped to a random box and resized to what they were."""
+    out, (height, width) = image_NCHW.clone(), image_NCHW.shape[2:]
+    for i in which_N.nonzero()[:, 0].tolist():
+        side = rng.uniform(*CROPPED) ** 0.5
+        ratio = math.exp(rng.uniform(-math.log(LONGEST), math.log(LONGEST)) / 2)
+        h, w = (min(size, max(1, round(size * side * by))) for size, by in ((height, ratio), (width, 1 / ratio)))
+        top, left = (int(rng.integers(size - part + 1)) for size, part in ((height, h), (width, w)))
+        box = image_NCHW[i : i + 1, :, top : top + h, left : left + w].float()
+        out[i] = F.interpolate(box, (height, width), mode="bicubic", align_corners=False)[0].to(out.dtype)
+    return out
 
 
 def batch_augmentation(args: argparse.Namespace, tokenizer: Any) -> BatchAugmentation | None:
@@ -210,5 +244,6 @@ def batch_augmentation(args: argparse.Namespace, tokenizer: Any) -> BatchAugment
         caption_p=args.caption_augment or 0.0,
         caption_cut=args.caption_cut or 0.0,
         caption_ids=caption_ids,
+        cut_images=bool(args.cut_images),
         with_token_seeds=with_token_seeds,
     )

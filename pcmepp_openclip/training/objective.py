@@ -3,7 +3,6 @@
 import argparse
 
 VAGUENESS = {"difficulty_weight": 1.0, "match_weight": 0.0, "vib_weight": 0.0, "caption_cut": 0.5}
-CROPS = {"scale": (0.05, 1.0)}  # the shares of the area that crops keep
 OBJECTIVES = ("vagueness",)
 
 
@@ -38,4 +37,5 @@ def apply(args: argparse.Namespace) -> None:
     for name, value in VAGUENESS.items():
         if getattr(args, name) is None:
             setattr(args, name, value)
-    args.aug_cfg = {**CROPS, **args.aug_cfg}
+    if args.caption_cut and args.cut_images is None:
+        args.cut_images = True

