@@ -253,7 +253,7 @@ OTHERS = {  # flags of other programs, and of the loss term that CONTRIBUTING.md
 }  # fmt: skip
 
 
-STUDIES = [[f"research.{name}"] for name in ("paper", "toy", "sweep", "drift")]
+STUDIES = [[f"research.{name}"] for name in ("paper", "toy", "sweep", "drift", "photos")]
 
 
 def known_flags() -> set[str]:

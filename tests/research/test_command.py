@@ -8,7 +8,13 @@ from pcmepp_openclip import cli
 from pcmepp_openclip.system.errors import RunFailed
 from research.command import run
 
-MODULES = {"paper": "paper.__main__", "toy": "toy.__main__", "sweep": "sweep", "drift": "drift"}
+MODULES = {
+    "paper": "paper.__main__",
+    "toy": "toy.__main__",
+    "sweep": "sweep",
+    "drift": "drift",
+    "photos": "photos.__main__",
+}
 
 
 @pytest.mark.parametrize("name", MODULES)
