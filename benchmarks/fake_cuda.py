@@ -27,7 +27,7 @@ _plain_attention = F.scaled_dot_product_attention
 
 @contextlib.contextmanager
 def fake_cuda(mode: FakeTensorMode | None = None) -> Iterator[FakeTensorMode]:
-    """Within it, tensors that are created are fake, on any device, and "cuda" exists.
+    """Make tensors that are created within the context fake, on any device, and let "cuda" exist.
 
     Arguments:
         mode: what an earlier call gave, to go on with its tensors.
@@ -45,13 +45,13 @@ def fake_cuda(mode: FakeTensorMode | None = None) -> Iterator[FakeTensorMode]:
 
 
 def to_cuda(model: nn.Module) -> nn.Module:
-    """The model, whose tensors may be on the device "meta", with fake CUDA tensors in their place."""
+    """Return the model with fake CUDA tensors in place of its own, which may be on the device "meta"."""
     return to_fake(model, "cuda")
 
 
 @contextlib.contextmanager
 def fused_attention() -> Iterator[None]:
-    """Within it, `scaled_dot_product_attention` of CUDA tensors is one fused kernel, forward and backward.
+    """Compute `scaled_dot_product_attention` of CUDA tensors as one fused kernel, forward and backward.
 
     Where there is no driver, torch's own choice falls on the plain computation, which holds a matrix of all pairs of
     tokens for every head. A card runs "flash" in half precision without a mask, and otherwise the memory-efficient one.
@@ -70,7 +70,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """As torch's of that name."""
+    """Replace torch's function of that name."""
     if query.device.type != "cuda" or enable_gqa or query.ndim != 4:
         return _plain_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if torch.is_autocast_enabled("cuda"):
@@ -87,12 +87,12 @@ def _attention(
 
 
 def backward(loss: Tensor, *_: Any, **__: Any) -> None:
-    """`Tensor.backward` of a scalar."""
+    """Replace `Tensor.backward` of a scalar."""
     _visit(loss, _accumulate)
 
 
 def _accumulate(leaf: Tensor, gradient: Tensor) -> None:
-    """As the engine: the first gradient is kept, later ones are added to it as soon as they arrive."""
+    """Keep the first gradient and add later ones to it as soon as they arrive, as the engine does."""
     if leaf.grad is None:
         leaf.grad = gradient
     else:
@@ -100,14 +100,14 @@ def _accumulate(leaf: Tensor, gradient: Tensor) -> None:
 
 
 def grad(loss: Tensor, inputs: Sequence[Tensor], *_: Any, **__: Any) -> tuple[Tensor | None, ...]:
-    """`torch.autograd.grad` of a scalar with respect to leaves."""
-    found: dict[int, Tensor] = {}
-    _visit(loss, lambda leaf, gradient: found.update({id(leaf): gradient}))
-    return tuple(found.get(id(leaf)) for leaf in inputs)
+    """Replace `torch.autograd.grad` of a scalar with respect to leaves."""
+    gradients: dict[int, Tensor] = {}
+    _visit(loss, lambda leaf, gradient: gradients.update({id(leaf): gradient}))
+    return tuple(gradients.get(id(leaf)) for leaf in inputs)
 
 
 def _visit(loss: Tensor, arrive: Callable[[Tensor, Tensor], None]) -> None:
-    """Calls `arrive` with every leaf and its gradient. A node and what it saved for its backward pass are dropped once
+    """Call `arrive` with every leaf and its gradient. A node and what it saved for its backward pass are dropped once
     it has run, as the engine does."""
     root: Any = loss.grad_fn
     assert root is not None
@@ -143,7 +143,7 @@ def _visit(loss: Tensor, arrive: Callable[[Tensor, Tensor], None]) -> None:
 
 
 def _run(node: Any, inputs: list[Tensor | None]) -> list[Tensor | None]:
-    """The gradients that a node passes on, without those that nothing takes."""
+    """Return the gradients that a node passes on, without those that nothing takes."""
     taken: Sequence[bool]
     own = torch.autograd.function.BackwardCFunction  # of a subclass of `torch.autograd.Function`
     if issubclass(type(node), own):
@@ -161,14 +161,14 @@ def _zeros(metadata: Any) -> Tensor:
 
 
 def _like(gradient: Tensor, metadata: Any) -> Tensor:
-    """A gradient in the dtype and the shape of what it is a gradient of, as the engine makes it."""
+    """Return a gradient in the dtype and the shape of what it is a gradient of, as the engine makes it."""
     if gradient.shape != torch.Size(metadata.shape):
         gradient = gradient.sum_to_size(metadata.shape)
     return gradient.to(metadata.dtype)
 
 
 def _dependencies(root: Any) -> dict[Any, int]:
-    """How many gradients every node waits for."""
+    """Count the gradients that every node waits for."""
     counts: dict[Any, int] = {}
     seen, stack = {root}, [root]
     while stack:

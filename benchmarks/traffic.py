@@ -1,4 +1,4 @@
-"""What a computation on fake tensors would launch, move and send: kernels, bytes of memory, collectives."""
+"""The kernels, bytes of memory and collectives of a computation on fake tensors."""
 
 from typing import Any
 

@@ -18,7 +18,7 @@ OTHER_IMAGES = ("heic", "heif", "avif", "jxl", "svg")  # beside those that Pillo
 
 
 class ImageRef(NamedTuple):
-    """Where the bytes of an image are: a file of its own, or a part of a tar."""
+    """The place of the bytes of an image: a file of its own, or a part of a tar."""
 
     file: str
     offset: int
@@ -57,7 +57,7 @@ def image_file(path: Path) -> ImageRef:
 
 
 def shards_of_folder(folder: Path, split: str, flag: str) -> list[str]:
-    """The shards of a split in clip_benchmark's layout."""
+    """Return the shards of a split in clip_benchmark's layout."""
     count = folder / split / "nshards.txt"
     try:
         shards = int(count.read_text())

@@ -277,7 +277,7 @@ class Training:
         host.clamp_logit_scale(self.inner)
 
     def _try_full_length(self, batch: Any) -> None:
-        """Before the first step, fail at once if the longest texts will not fit into the memory of the device.
+        """Fail before the first step if the longest texts will not fit into the memory of the device.
 
         A compiled model is left out: its memory is not that of the eager one.
         """
@@ -322,7 +322,7 @@ class Training:
         return weights_of(state_dict, self.settings.name, epochs, state, metadata)
 
     def _save(self, epoch: int, start: EpochStart, epoch_rng: Any, done: int) -> None:
-        """On every rank: save a checkpoint after `done` batches of the epoch."""
+        """Save a checkpoint after `done` batches of the epoch; called on every rank."""
         settings, train = self.settings, self.data["train"]
         complete = done == train.dataloader.num_batches
         epochs, batches = (epoch + 1, 0) if complete else (epoch, done)
@@ -349,7 +349,7 @@ class Training:
         self.coordinator.saved(well=self.writer.write(checkpoint, batches, complete and settings.validates))
 
     def _stop(self, save: Callable[[], None], step: int) -> NoReturn:
-        """On every rank: save the current state and end the run after `step` steps."""
+        """Save the current state and end the run after `step` steps; called on every rank."""
         self.coordinator.expect_steps(running=False)
         if self.unsaved:
             save()

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def overrides() -> dict[str, tuple[str, type, str]]:
-    """The flags that override keys of `pcmepp_cfg`; every registered loss term has one for its weight."""
+    """Return the flags that override keys of `pcmepp_cfg`; every registered loss term has one for its weight."""
     weights = {
         flag_of(name) + "-weight": (name + WEIGHT, float, f"weight of {term.help}; 0 switches it off")
         for name, term in LOSSES.items()
@@ -61,14 +61,14 @@ def overrides() -> dict[str, tuple[str, type, str]]:
 
 
 def tower_config(args: argparse.Namespace) -> dict:
-    """The config of the model without what only the loss and the start of the log-variance branch depend on."""
+    """Return the model's config without the keys that only the loss or the log-variances' start depends on."""
     free = {key for key, *_ in overrides().values()}
     block = {key: value for key, value in args.pcmepp_cfg.items() if key not in free}
     return {**flags.model_config(args), "pcmepp_cfg": block}
 
 
-def _check_match_flags(args: argparse.Namespace, config: dict, merged: dict, given: dict) -> None:
-    """ValueError for flags that say nothing of the matching logit that the model has."""
+def _check_match_flags(args: argparse.Namespace, config: dict, merged: dict, overridden: dict) -> None:
+    """Raise ValueError for flags that have no effect on the form of matching logit that the model has."""
     form = merged.get("match_logit", "learned")
     if form == "siglip" and config.get("init_logit_bias") is None:
         raise ValueError(
@@ -80,21 +80,21 @@ def _check_match_flags(args: argparse.Namespace, config: dict, merged: dict, giv
         ("--init-match-scale", "init_match_scale", ("learned",)),
         ("--init-match-shift", "init_match_shift", ("learned", "tied")),
     ):
-        if key in given and form not in forms:
+        if key in overridden and form not in forms:
             raise ValueError(
                 f"{flag} is for --match-logit {' and '.join(forms)}, and this run has {form}: drop {flag}."
             )
 
 
-def _check_term_flags(merged: dict, given: dict) -> None:
-    """ValueError for settings of a loss term that is switched off, or that another setting makes void."""
+def _check_term_flags(merged: dict, overridden: dict) -> None:
+    """Raise ValueError for settings of a loss term that is switched off, or that another setting makes void."""
     for flag, (key, *_) in OVERRIDES.items():
         term = key.split("_")[0]
-        if key in given and term in ("triplet", "pcme") and not merged.get(term + WEIGHT):
+        if key in overridden and term in ("triplet", "pcme") and not merged.get(term + WEIGHT):
             raise ValueError(f"{flag} needs --{term}-weight, which is 0: raise it, or drop {flag}.")
-    if given.get("label_smoothing") and not (merged.get("match" + WEIGHT, 1) or merged.get("pp" + WEIGHT)):
+    if overridden.get("label_smoothing") and not (merged.get("match" + WEIGHT, 1) or merged.get("pp" + WEIGHT)):
         raise ValueError("--label-smoothing needs --match-weight or --pp-weight, which are 0: raise one, or drop it.")
-    if "triplet_warmup_epochs" in given and merged.get("triplet_negatives") == "all":
+    if "triplet_warmup_epochs" in overridden and merged.get("triplet_negatives") == "all":
         raise ValueError(
             "--triplet-warmup-epochs is for --triplet-negatives hardest, and this run has 'all' in every epoch: drop "
             "one of the two flags."
@@ -102,7 +102,7 @@ def _check_term_flags(merged: dict, given: dict) -> None:
 
 
 def merged_cfg(args: argparse.Namespace) -> dict | None:
-    """The `pcmepp_cfg` of the model config, overridden by the flags, or None for a plain model."""
+    """Return the `pcmepp_cfg` of the model config, overridden by the flags, or None for a plain model."""
     try:
         config = open_clip.get_model_config(args.model)
     except RuntimeError as error:  # there is no such PCME++ model
@@ -111,22 +111,22 @@ def merged_cfg(args: argparse.Namespace) -> dict | None:
         hint = did_you_mean(args.model, open_clip.list_models(), "`open_clip.list_models()` lists the models.", count=3)
         raise ValueError(f"--model {args.model}: there is no such model; {hint}")
     block = (config or {}).get("pcmepp_cfg")
-    given = {key: value for key, *_ in overrides().values() if (value := getattr(args, key)) is not None}
+    overridden = {key: value for key, *_ in overrides().values() if (value := getattr(args, key)) is not None}
     if block is None:
-        if given:
-            drop = ", ".join(flag for flag, (key, *_) in overrides().items() if key in given)
+        if overridden:
+            drop = ", ".join(flag for flag, (key, *_) in overrides().items() if key in overridden)
             raise ValueError(f"{args.model} is a plain model: drop {drop} or choose a PCMEpp model.")
         return None
     flags.check_for_pcmepp(args)
-    merged = {**block, **given}
-    _check_match_flags(args, config or {}, merged, given)
-    _check_term_flags(merged, given)
+    merged = {**block, **overridden}
+    _check_match_flags(args, config or {}, merged, overridden)
+    _check_term_flags(merged, overridden)
     try:
         PCMEppCfg.parse(merged)
     except ValueError as error:  # names the flag where the value comes from one
         message = str(error)
         for flag, (key, *_) in overrides().items():
-            if key in given and message.startswith((f"pcmepp_cfg.{key} ", f"pcmepp_cfg.{key}:")):
+            if key in overridden and message.startswith((f"pcmepp_cfg.{key} ", f"pcmepp_cfg.{key}:")):
                 message = flag + message.removeprefix(f"pcmepp_cfg.{key}")
         if message.startswith("pcmepp_cfg.train_means_by"):  # which the config of the model sets
             message += " Add --train-means-by all."

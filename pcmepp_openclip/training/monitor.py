@@ -84,7 +84,7 @@ class Average:
 
     @property
     def mean(self) -> float:
-        """The average of what was added."""
+        """Return the average of what was added."""
         return self.total / self.count
 
 
