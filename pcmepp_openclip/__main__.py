@@ -21,7 +21,7 @@ def main(program: list[str]) -> None:
     elif program and os.path.exists(program[0]):
         sys.argv = program
         if not sys.flags.safe_path:
-            del sys.path[0]  # the current folder, which Python puts there for `-m` only
+            del sys.path[0]  # Python puts the current folder there for `-m` only
             if os.path.isfile(program[0]):
                 sys.path.insert(0, os.path.dirname(os.path.realpath(program[0])))
         runpy.run_path(program[0], run_name="__main__")

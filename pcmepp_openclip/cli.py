@@ -1,4 +1,4 @@
-"""`pcmepp COMMAND ...`. What runs a command is imported only when its flags are read, since it imports torch."""
+"""`pcmepp COMMAND ...`: the module that runs a command imports torch, so it is imported after the flags are read."""
 
 import importlib
 import os
@@ -11,7 +11,7 @@ from .system.errors import RunFailed
 from .system.redact import printable
 from .system.version import __version__
 
-COMMANDS = {  # name: (what makes the parser of its flags without torch, what runs it, what it does)
+COMMANDS = {  # name: (the function that makes its parser without torch, the module that runs it, a summary)
     "train": (None, "training.command", "train a PCME++ model, or any other, with open_clip's training loop"),
     "convert": ("models.convert:parser", "models.convert", "convert a PCME++ checkpoint to a plain open_clip CLIP"),
     "push": ("hub.command:parser", "hub.command", "push a run or a checkpoint to the Hugging Face Hub"),
@@ -84,7 +84,7 @@ def run(argv: list[str]) -> int:
         return 2
     parser, module, _ = COMMANDS[argv[0]]
     try:
-        args: Any = argv[1:]  # for a command that reads its flags itself
+        args: Any = argv[1:]  # a command without a parser reads its flags itself
         if parser is not None:
             args = pkgutil.resolve_name(f"{__package__}.{parser}")().parse_args(args)
         if argv[0] != "data":

@@ -22,7 +22,7 @@ from .sweep import build, encode, make_pairs, measured, shrink_vocabulary, train
 RUNS: dict[str, dict[str, Any]] = {
     "learned": {"match_logit": "learned", "init_match_scale": 5.0, "init_match_shift": 5.0, "init_logvar_bias": -5.0},
     "tied": {"match_logit": "tied", "match_ratio": 0.5},
-    "learned_from_8": {  # 2a / s above 1
+    "learned_from_8": {  # it starts with 2a / s above 1
         "match_logit": "learned",
         "init_match_scale": 8.0,
         "init_match_shift": 8.0,

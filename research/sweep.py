@@ -68,7 +68,7 @@ def to_input(pixels: Tensor) -> Tensor:
     return (pixels.float() / 255 - mean) / std
 
 
-def optimiser(model: Any, args: Any) -> torch.optim.Optimizer:
+def make_optimizer(model: Any, args: Any) -> torch.optim.Optimizer:
     """Return the optimizer of open_clip_train: no decay for gains, biases and scales."""
     named = list(model.named_parameters())
     plain = [p for n, p in named if p.ndim < 2 or any(x in n for x in ("bn", "ln", "bias", "logit_scale"))]
@@ -78,7 +78,7 @@ def optimiser(model: Any, args: Any) -> torch.optim.Optimizer:
 
 
 def train(model: Any, loss: Any, data: Pairs, args: Any, on_step: Any) -> None:
-    optimizer = optimiser(model, args)
+    optimizer = make_optimizer(model, args)
     generator = torch.Generator().manual_seed(args.seed)
     order = torch.empty(0, dtype=torch.long)
     for step in range(args.steps):
@@ -157,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         key, value = setting.split("=")
         try:
             block[key] = json.loads(value)
-        except json.JSONDecodeError:  # a word, such as reduction=sum
+        except json.JSONDecodeError:  # it is a word, such as reduction=sum
             block[key] = value
     for tower in ("vision", "text"):
         for key in ("layers", "width"):

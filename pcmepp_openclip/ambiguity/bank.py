@@ -49,7 +49,7 @@ CHUNK = 10_000_000  # elements of a matrix held at a time
 
 
 def renyi_entropy(logits_NM: Tensor, order: float = 1.0) -> Tensor:
-    """Rényi's entropy of the softmax of each row, [N], in nats: Shannon's for order 1."""
+    """Return Rényi's entropy of the softmax of each row, [N], in nats: Shannon's for order 1."""
     log_p_NM = logits_NM.log_softmax(dim=1)
     if order == 1:
         return torch.special.entr(log_p_NM.exp()).sum(dim=1)
@@ -60,7 +60,7 @@ def renyi_entropy(logits_NM: Tensor, order: float = 1.0) -> Tensor:
 
 
 def fitted_shift(logit_NM: Tensor, pair_NM: Tensor) -> float:
-    """The shift by which sigmoid(logit + shift) is the probability of a pair at a prior of 1/2.
+    """Return the shift by which sigmoid(logit + shift) is the probability of a pair at a prior of 1/2.
 
     Arguments:
         pair_NM: whether each is a pair, bool.
@@ -118,18 +118,18 @@ class Bank:
         return Bank(self.images_BD.to(device), self.texts_BD.to(device), self.scale)
 
     def references(self, of: str) -> Tensor:
-        """The embeddings that queries of this kind are compared with, [B, D]: those of the other modality."""
+        """Return the embeddings that queries of this kind are compared with, [B, D]: those of the other modality."""
         return {IMAGES: self.texts_BD, TEXTS: self.images_BD}[of]
 
     def confusion(self, mean_ND: Tensor, of: str, gallery_MD: Tensor | None = None, order: float = 2.0) -> Tensor:
-        """The effective number of items that each query is confused among, [N], between 1 and the number of items.
+        """Return the effective number of items that each query is confused among, [N], between 1 and their number.
 
         Arguments:
             mean_ND: l2-normalised embeddings.
-            of: what they are, "images" or "texts".
-            gallery_MD: embeddings of the other modality, to ask about these items: what predicts whether the first one
-                is right. By default the references of the bank.
-            order: of Rényi's entropy.
+            of: the modality of the queries, "images" or "texts".
+            gallery_MD: embeddings of the other modality, by default the references of the bank. The confusion among
+                these items predicts whether the first one is right.
+            order: the order of Rényi's entropy.
         """
         if gallery_MD is None:
             gallery_MD, hubness_M = self.references(of), self._own_hubness[OTHER[of]]
@@ -141,7 +141,7 @@ class Bank:
             return _cat([renyi_entropy(logits, order).exp() for logits in parts], mean_ND)
 
     def multiplicity(self, mean_ND: Tensor, of: str, gallery_MD: Tensor | None = None, prior: float = PRIOR) -> Tensor:
-        """An estimate of the number of items that each query is true of, [N], between 0 and the number of items.
+        """Estimate the number of items that each query is true of, [N], between 0 and the number of items.
 
         Arguments:
             mean_ND, of, gallery_MD: as in `confusion`.
@@ -157,7 +157,7 @@ class Bank:
             for part in self._parts(own_BD, max(len(items_MD), len(captions_MD))):
                 logits = self.scale * part @ items_MD.T + shift
                 if is_bank:
-                    logits.diagonal(first).fill_(-torch.inf)  # the own pair, which a model may have memorised
+                    logits.diagonal(first).fill_(-torch.inf)  # a model may have memorised the own pair
                 log_sum_B.append(logsigmoid(logits).logsumexp(dim=1))
                 crowding_B.append(_crowding(part, of, captions_MD, first if of == TEXTS or is_bank else None))
                 first += len(part)
@@ -170,7 +170,7 @@ class Bank:
             return (slope * (crowding_N - x) + y).exp().clamp(max=len(items_MD))
 
     def hubness(self, mean_ND: Tensor, of: str) -> Tensor:
-        """log mean_j exp(s cos) over the references, [N]: how much an item attracts anything."""
+        """Return log mean_j exp(s cos) over the references, [N]: how much an item attracts anything."""
         references_BD = self.references(of)
         with full_precision(mean_ND):
             parts = ((self.scale * part @ references_BD.T).logsumexp(dim=1) for part in self._parts(mean_ND, len(self)))
@@ -193,7 +193,7 @@ class Bank:
 
     @functools.cached_property
     def _shift(self) -> float:
-        """The shift of P in the file's docstring, at a prior of 1/2."""
+        """Return the shift of P in the file's docstring, at a prior of 1/2."""
         images_BD, texts_BD = self.images_BD[:CALIBRATED_ON], self.texts_BD[:CALIBRATED_ON]
         pair_BB = torch.eye(len(images_BD), dtype=torch.bool, device=images_BD.device)
         return fitted_shift(self.scale * images_BD @ texts_BD.T, pair_BB)
@@ -215,8 +215,8 @@ class HubnessCorrected(Distance):
 
     Arguments:
         bank: the references.
-        of: what the first argument of the distance is, "images" or "texts".
-        weight: of the hubness.
+        of: the modality of the first argument of the distance, "images" or "texts".
+        weight: the weight of the hubness.
     """
 
     trainable = False
@@ -266,11 +266,11 @@ class BankEntailment(Distance):
 
 
 def _crowding(mean_ND: Tensor, of: str, captions_MD: Tensor, own: int | None = None) -> Tensor:
-    """The crowding of the file's docstring, [N].
+    """Return the crowding of each query, as the file's docstring defines it, [N].
 
     Arguments:
-        own: the index of the caption that belongs to the first query, where those of the others follow; these are left
-            out. None where the captions are of others.
+        own: the index of the first query's own caption, which those of the other queries follow; all are left out.
+            None if no caption is a query's own.
     """
     cosine_NM = mean_ND.float() @ captions_MD.T
     if own is not None:

@@ -30,7 +30,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def report(bank: Bank, captions: list[str], path: Path) -> None:
-    """The size of the file, and what the bank says of some of its own captions."""
+    """Print the size of the file, and the confusion of some of the bank's own captions."""
     print(f"{path}: {len(bank)} pairs, {path.stat().st_size / 1e6:.1f} MB.")
     if (beside := path.with_name(CALIBRATION_FILE)).exists():
         print(f"{beside} was made before this bank: run `pcmepp calibrate` again if it was fitted with a bank.")

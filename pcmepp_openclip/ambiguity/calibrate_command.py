@@ -32,7 +32,7 @@ def main(args: argparse.Namespace) -> None:
         calibration.fit_shift(inputs[0], image_of_text),
         calibration.fit(*inputs, image_of_text, "variance" if bank is None else "bank"),
     ]
-    errors = {"the data it was fitted to": [found.error for found in calibrations]}
+    errors = {"the data it was fitted to": [candidate.error for candidate in calibrations]}
     if args.other_data:
         data = read_captioned(args.other_data, args.split, "--other-data")
         data = pairs.draw(data, min(args.size, len(data.images)), args.seed)
@@ -40,19 +40,19 @@ def main(args: argparse.Namespace) -> None:
         inputs = scores.calibration_inputs(images, texts, scale, bank)
         pair_NM = torch.arange(len(data.images))[:, None] == torch.tensor(data.image_of_caption)
         errors["the other data"] = [
-            calibration.reliability(found.probability(*inputs), pair_NM)[1] for found in calibrations
+            calibration.reliability(candidate.probability(*inputs), pair_NM)[1] for candidate in calibrations
         ]
     before, after = list(errors.values())[-1]
-    found = calibrations[0 if args.other_data and before < after else 1]
+    chosen = calibrations[0 if args.other_data and before < after else 1]
     save_calibration(
-        dataclasses.replace(found, source=source_of(loaded, bank if found.estimator == "bank" else None)), path
+        dataclasses.replace(chosen, source=source_of(loaded, bank if chosen.estimator == "bank" else None)), path
     )
-    print(summary(found, errors))
+    print(summary(chosen, errors))
     print(path)
 
 
 def chosen_bank(args: argparse.Namespace, loaded: LoadedModel) -> Bank | None:
-    """The bank, or None to use the variances."""
+    """Return the bank by --bank and --estimator, or None to use the variances."""
     bank = None if args.estimator == "variance" else find_bank(loaded, args.bank)
     if bank is None and args.estimator == "bank":
         raise ValueError(f"--estimator bank: {args.model} has no bank beside its weights; give --bank FILE.")
@@ -62,8 +62,8 @@ def chosen_bank(args: argparse.Namespace, loaded: LoadedModel) -> Bank | None:
 
 
 def check_held_out(images: Gaussian, bank: Bank, data: str) -> None:
-    """ValueError if more than one in ten images is in the bank, where its own pair adds to its hubness. Fewer may be
-    copies, which large collections have."""
+    """Raise a ValueError if more than one in ten images is in the bank, where its own pair adds to its hubness. Fewer
+    may be copies, which large collections have."""
     cosine_NB = images.mean.double() @ bank.images_BD.double().T
     known = int((cosine_NB.amax(dim=1) > SAME).sum())
     if 10 * known > len(cosine_NB):
@@ -73,11 +73,11 @@ def check_held_out(images: Gaussian, bank: Bank, data: str) -> None:
         )
 
 
-def summary(found: Calibration, errors: dict[str, list[float]]) -> str:
+def summary(fitted: Calibration, errors: dict[str, list[float]]) -> str:
     lines = [
-        f"Fitted to {found.pairs} captions with their images, by the {found.estimator}.",
-        f"  scale {found.scale:.4f}, image weight {found.image_weight:.4f}, text weight {found.text_weight:.4f}, "
-        f"shift {found.shift:.4f}",
+        f"Fitted to {fitted.pairs} captions with their images, by the {fitted.estimator}.",
+        f"  scale {fitted.scale:.4f}, image weight {fitted.image_weight:.4f}, text weight {fitted.text_weight:.4f}, "
+        f"shift {fitted.shift:.4f}",
         "Expected calibration error at a prior of 1/2, on images that were not fitted to:",
     ]
     for where, (shift, calibrated) in errors.items():

@@ -23,14 +23,14 @@ from ..gaussian import Gaussian
 from .bank import IMAGES, TEXTS, Bank, fitted_shift
 
 ESTIMATORS = ("bank", "variance")
-SHIFT = "shift"  # of a calibration that has no offsets
+SHIFT = "shift"  # the estimator of a calibration that has no offsets
 STEPS, RIDGE = 50, 1e-6
-LARGEST = 1e9  # of a calibration's numbers
+LARGEST = 1e9  # bound of a calibration's numbers
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """The fitted scalars, see above.
+    """The fitted scalars of the formula in the file's docstring.
 
     Arguments:
         estimator: where the offsets come from, "bank" or "variance"; "shift" where there are none.
@@ -60,7 +60,7 @@ class Calibration:
             raise ValueError(f"A calibration's numbers must be finite, and at most {LARGEST:g}.")
 
     def logits(self, logit_NM: Tensor, image_N: Tensor, text_M: Tensor, prior: float = 0.5) -> Tensor:
-        """The log-odds that image i and caption j are a pair, [N, M].
+        """Return the log-odds that image i and caption j are a pair, [N, M].
 
         Arguments:
             logit_NM: s cos.
@@ -80,14 +80,14 @@ class Calibration:
 
     @classmethod
     def parse(cls, block: Any) -> "Calibration":
-        """From JSON; ValueError for anything else than what `as_json` gives."""
+        """Build a calibration from JSON; ValueError for anything that `as_json` does not give."""
         if not isinstance(block, dict) or set(block) != set(cls.__dataclass_fields__):
             raise ValueError(f"A calibration must have the keys {', '.join(cls.__dataclass_fields__)}.")
         return cls(**block)
 
 
 def pair_offsets(images: Gaussian, texts: Gaussian, scale: float, bank: Bank | None) -> tuple[Tensor, Tensor]:
-    """x_v [N] and x_t [M] of the file's docstring, by the bank, or by the variances where there is none.
+    """Return x_v [N] and x_t [M] of the file's docstring, by the bank, or by the variances where there is none.
 
     Arguments:
         scale: s, by which the model multiplies a cosine.
@@ -100,7 +100,7 @@ def pair_offsets(images: Gaussian, texts: Gaussian, scale: float, bank: Bank | N
 def fit(
     logit_NM: Tensor, image_N: Tensor, text_M: Tensor, image_of_text: Tensor, estimator: str = "bank"
 ) -> Calibration:
-    """The calibration on held-out images and captions, by Newton's method; its error is measured by fitting to the
+    """Fit a calibration to held-out images and captions by Newton's method; its error is measured by fitting to the
     images of even index and applying that to the others.
 
     Arguments:
@@ -124,7 +124,7 @@ def fit(
 
 
 def fit_shift(logit_NM: Tensor, image_of_text: Tensor) -> Calibration:
-    """sigmoid(s cos + shift): the calibration that any CLIP has without offsets. Its error is measured as in `fit`.
+    """Fit sigmoid(s cos + shift), which any CLIP has without offsets. Its error is measured as in `fit`.
 
     Arguments:
         logit_NM: s cos.
@@ -141,11 +141,11 @@ def fit_shift(logit_NM: Tensor, image_of_text: Tensor) -> Calibration:
 def reliability(
     probability_NM: Tensor, pair_NM: Tensor, prior: float = 0.5, count: int = 10
 ) -> tuple[list[tuple[float, float, float]], float]:
-    """(mean probability, share of pairs, share of the weight) of bins of [0, 1] of equal width, and the expected
+    """Return (mean probability, share of pairs, share of the weight) of bins of [0, 1] of equal width, and the expected
     calibration error, where pairs have the total weight `prior` and the others 1 - prior.
 
     Arguments:
-        probability_NM: at the same prior.
+        probability_NM: probabilities at the same prior.
         pair_NM: whether each is a pair, bool.
     """
     p, pair = probability_NM.flatten().double(), pair_NM.flatten()
@@ -164,7 +164,7 @@ def _pairs(images: Tensor, image_of_text: Tensor) -> Tensor:
 
 
 def _fit(logit_NM: Tensor, image_N: Tensor, text_M: Tensor, pair_NM: Tensor) -> tuple[float, float, float, float]:
-    """scale, image_weight, text_weight, shift of a logistic regression with equal total weights of both classes."""
+    """Fit scale, image_weight, text_weight, shift by logistic regression with equal total weights of both classes."""
     shape = logit_NM.shape
     columns = (logit_NM, -image_N[:, None].expand(shape), -text_M.expand(shape))
     x_PF = torch.stack([column.flatten().double() for column in columns], dim=1)

@@ -13,7 +13,7 @@ from ..system.files import check_folder
 
 
 def output_file(out: Path, name: str) -> Path:
-    """The file that `--out` names: itself, if it ends as `name` does, else the file of that name in the folder."""
+    """Return the file that `--out` names: `out` if it ends as `name` does, else the file `name` in that folder."""
     path = out if out.suffix == Path(name).suffix and not out.is_dir() else out / name
     check_folder(path.parent, "--out")
     if path.is_dir():
@@ -22,22 +22,22 @@ def output_file(out: Path, name: str) -> Path:
 
 
 def draw(data: Captioned, size: int, seed: int, captions: int | None = None) -> Captioned:
-    """That many images without replacement, in random order, with all of their captions, or with so many of each that
-    are drawn too."""
+    """Draw `size` images without replacement, in random order, with all of their captions, or with so many of each
+    that are drawn too."""
     of_image: list[list[str]] = [[] for _ in data.images]
     for caption, image in zip(data.captions, data.image_of_caption, strict=True):
         of_image[image].append(caption)
-    random, found = Random(seed), Captioned()
+    random, pairs = Random(seed), Captioned()
     for i in random.sample(range(len(data.images)), size):
         drawn = of_image[i] if captions is None else random.sample(of_image[i], captions)
-        found.add(data.images[i], drawn, data.facts[i])
-    return found
+        pairs.add(data.images[i], drawn, data.facts[i])
+    return pairs
 
 
 def encode(
     loaded: LoadedModel, data: Captioned, args: argparse.Namespace, probabilistic: bool
 ) -> tuple[Gaussian, Gaussian]:
-    """The images and the captions, by the means alone unless `probabilistic`."""
+    """Encode the images and the captions, by the means alone unless `probabilistic`."""
     with tempfile.TemporaryDirectory(prefix="pcmepp-embeddings-") as cache:
         encoder = Encoder(
             loaded.model,

@@ -1,4 +1,4 @@
-"""`ImageTextModel`: any model of open_clip's, with what it knows of its input.
+"""`ImageTextModel`: any model of open_clip's, with answers to questions about its input.
 
 >>> from pcmepp_openclip import ImageTextModel
 >>> model = ImageTextModel("hf-hub:ORG/NAME")
@@ -47,7 +47,7 @@ class ImageTextModel:
             where these lie beside the weights.
         pretrained: a pretrained tag of open_clip or a checkpoint file.
         bank: a file that `pcmepp bank` wrote, or its folder. A `calibration.json` in the same folder is used with it.
-        device: cuda where there is one, else cpu, unless it is given.
+        device: by default cuda where there is one, else cpu.
         batch_size: of the images or texts that go through the model at a time.
 
     Example:
@@ -88,12 +88,12 @@ class ImageTextModel:
 
     @property
     def scale(self) -> float:
-        """s, by which the model multiplies a cosine."""
+        """Return s, by which the model multiplies a cosine."""
         return self._loaded.scale
 
     def encode_images(self, images: Images) -> Gaussian:
-        """Images to Gaussians with l2-normalised means, [N, D], fp32. Their log-variances are -inf for a plain model,
-        and for one whose log-variance branch is untrained."""
+        """Encode images to Gaussians with l2-normalised means, [N, D], fp32. Their log-variances are -inf for a plain
+        model, and for one whose log-variance branch is untrained."""
         if isinstance(images, Gaussian):
             return images
         if isinstance(images, Image.Image):
@@ -121,7 +121,7 @@ class ImageTextModel:
         return self._cat(parts, "images")
 
     def encode_texts(self, texts: Texts) -> Gaussian:
-        """Texts to Gaussians, as `encode_images` does."""
+        """Encode texts to Gaussians, as `encode_images` does with images."""
         if isinstance(texts, Gaussian):
             return texts
         strings: Any = [texts] if isinstance(texts, str) else texts
@@ -140,7 +140,7 @@ class ImageTextModel:
         images: Images | None = None,
         gallery: Images | Texts | None = None,
     ) -> Tensor:
-        """How many images of the gallery does each text fit, or how many texts each image? An estimate, [N].
+        """Estimate how many images of the gallery each text fits, or how many texts each image, [N].
 
         Arguments:
             texts, images: one of the two.
@@ -157,8 +157,8 @@ class ImageTextModel:
         images: Images | None = None,
         gallery: Images | Texts | None = None,
     ) -> Tensor:
-        """Among how many items of the gallery does the model confuse each text, or each image? The larger, the more
-        likely its first item is wrong. [N], between 1 and the number of items.
+        """Return among how many items of the gallery the model confuses each text, or each image, [N], between 1 and
+        the number of items. The larger, the more likely its first item is wrong.
 
         Arguments:
             texts, images, gallery: as in `multiplicity`. Only numbers of the same gallery can be compared.
@@ -168,7 +168,7 @@ class ImageTextModel:
 
     @torch.inference_mode()
     def vagueness(self, *, texts: Texts | None = None, images: Images | None = None) -> Tensor:
-        """How little does each text say, or each image show? The sum of the model's variances, [N], without a unit.
+        """Return how little each text says, or each image shows: the sum of the model's variances, [N], without a unit.
 
         Variances that `pcmepp train --head-only --objective vagueness` trained were seen to answer this on
         photographs. Those of the matching loss were not, and warn.
@@ -188,7 +188,7 @@ class ImageTextModel:
         return queries.uncertainty
 
     def ambiguity(self, **_: Any) -> NoReturn:
-        """The name of an earlier version."""
+        """Raise an AttributeError that names the three methods in place of this one of an earlier version."""
         raise AttributeError(
             "ambiguity is three questions now: confusion (will the model miss? what ambiguity was), multiplicity (how "
             "many does it fit?) and vagueness (how little does it say?)."
@@ -196,7 +196,7 @@ class ImageTextModel:
 
     @torch.inference_mode()
     def similarity(self, images: Images, texts: Texts, score: str = "cosine", estimator: str | None = None) -> Tensor:
-        """How close each image and each text are, [N, M]; larger is closer. The three scores answer three questions:
+        """Return how close each image and text are, [N, M]; larger is closer. The three scores answer three questions:
 
             "cosine"        how related are they? CLIP's own similarity
             "csd"           which text was written for this image, which image is meant by this text?
@@ -216,7 +216,7 @@ class ImageTextModel:
 
     @torch.inference_mode()
     def match_probability(self, images: Images, texts: Texts, prior: float = 0.5) -> Tensor:
-        """The probability that each image and each text are a pair, [N, M], by the calibration of the model.
+        """Return the probability that each image and each text are a pair, [N, M], by the calibration of the model.
 
         A pair is a text that was written for the image, see `ambiguity.calibration`.
 
@@ -251,7 +251,7 @@ class ImageTextModel:
         return Gaussian(torch.cat([part.mean for part in parts]), torch.cat([part.logvar for part in parts]))
 
     def _bank(self, estimator: str | None) -> Bank | None:
-        """Return the bank, or None where the variance is asked for; ValueError for what the model does not have."""
+        """Return the bank, or None to use the variance; ValueError for an estimator that the model does not have."""
         if estimator not in (None, *ESTIMATORS):
             raise ValueError(f"estimator must be one of {', '.join(ESTIMATORS)}, not {estimator!r}.")
         if estimator in (None, "bank") and self.bank is not None:
@@ -273,7 +273,7 @@ class ImageTextModel:
             )
 
     def _queries(self, texts: Texts | None, images: Images | None) -> tuple[Gaussian, str]:
-        """Return the queries, and what they are."""
+        """Return the queries and their modality."""
         if texts is not None and images is None:
             return self.encode_texts(texts), TEXTS
         if images is not None and texts is None:
@@ -281,7 +281,7 @@ class ImageTextModel:
         raise ValueError("Give texts=... or images=..., one of the two.")
 
     def _question(self, texts: Texts | None, images: Images | None, gallery: Any) -> tuple[Tensor, str, Tensor | None]:
-        """Return the means of the queries, what they are, and the means of the gallery."""
+        """Return the means of the queries, their modality, and the means of the gallery."""
         queries, of = self._queries(texts, images)
         if gallery is None:
             return queries.mean, of, None

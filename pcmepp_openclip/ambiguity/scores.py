@@ -12,7 +12,7 @@ SCORES = ("cosine", "csd", "entailment")
 
 
 def similarity(images: Gaussian, texts: Gaussian, score: str, bank: Bank | None, entailment: Entailment) -> Tensor:
-    """[N, M], larger is closer: the cosine of the means, corrected by what the score asks for.
+    """Return the cosine of the means with the correction of the score, [N, M]; larger is closer.
 
         cosine        cos
         csd           cos - (u_v + u_t) / 2          with a bank: cos - (h_v + h_t) / (2 s)

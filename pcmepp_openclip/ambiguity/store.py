@@ -2,7 +2,7 @@
 
 bank.safetensors    images, texts: fp16 [B, D]; in its metadata the scale, the fingerprint of the model and a digest of
                     all of these
-calibration.json    the scalars of a `Calibration`, and what they hold for
+calibration.json    the scalars of a `Calibration`, and the `source` that they hold for
 """
 
 import json
@@ -27,7 +27,7 @@ def save_bank(bank: Bank, path: Path, fingerprint: str) -> None:
     """Write a bank to a file.
 
     Arguments:
-        fingerprint: of the model that made the embeddings, see `models.fingerprint.bank_fingerprint`.
+        fingerprint: that of the model that made the embeddings, see `models.fingerprint.bank_fingerprint`.
     """
     tensors = {"images": bank.images_BD.half().contiguous(), "texts": bank.texts_BD.half().contiguous()}
     metadata = {"format": FORMAT, "fingerprint": fingerprint, "scale": repr(bank.scale)}
@@ -37,11 +37,11 @@ def save_bank(bank: Bank, path: Path, fingerprint: str) -> None:
 def load_bank(
     path: Path, fingerprint: str | None = None, scale: float | None = None, embed_dim: int | None = None
 ) -> Bank:
-    """Read the bank of a file, which may be anyone's: no code is run, and what is no bank is a ValueError.
+    """Read the bank of a file, which may be anyone's: no code is run, and a file that is no bank is a ValueError.
 
     Arguments:
         path: the file, or the folder that holds it under its usual name.
-        fingerprint, scale, embed_dim: of the model that it is to be used with; the bank of another model is refused.
+        fingerprint, scale, embed_dim: those of the model that uses it; the bank of another model is refused.
     """
     path = path / BANK_FILE if path.is_dir() else path
     try:
@@ -85,8 +85,8 @@ def find_calibration(loaded: LoadedModel, place: str | Path | None = None) -> Ca
 
 
 def source_of(loaded: LoadedModel, bank: Bank | None) -> str:
-    """Return what a calibration holds for: a model, by its means alone where the offsets come from a bank and else by
-    its log-variances too, and this bank."""
+    """Return the source that a calibration holds for: the model with its log-variances, or the means of the model and
+    the bank that the offsets come from."""
     if bank is None:
         return loaded.model_fingerprint
     tensors = {"images": bank.images_BD.half(), "texts": bank.texts_BD.half()}
@@ -94,7 +94,7 @@ def source_of(loaded: LoadedModel, bank: Bank | None) -> str:
 
 
 def check_calibration(calibration: Calibration, loaded: LoadedModel, bank: Bank | None, where: str) -> None:
-    """ValueError where a calibration was fitted with another model or bank, or with what there is none of.
+    """Raise a ValueError if a calibration was fitted with another model or bank, or a missing bank or variances.
 
     Arguments:
         bank: the one to be used with it, if there is one.

@@ -1,8 +1,8 @@
-"""Models from disk or the Hub, and what they encode, on disk.
+"""Models from disk or the Hub, and their encoded samples on disk.
 
-`load`: a model by its name. `encode`: images and texts to Gaussians, with `images` (their pixels). `store`: the files
-of encoded samples.
+`load` loads a model by its name. `encode` encodes images, whose pixels come from `images`, and texts to Gaussians.
+`store` keeps encoded samples in files.
 
-The output of frozen towers, for `pcmepp train --head-only --cache-tokens DIR`: `tokens` is the way in and says what
-they depend on, `token_pass` computes them, and `token_loader` has the batches of an epoch.
+Three modules keep the output of frozen towers for `pcmepp train --head-only --cache-tokens DIR`: `tokens` is the way in
+and checks all that it depends on, `token_pass` computes it, and `token_loader` makes the batches of an epoch.
 """

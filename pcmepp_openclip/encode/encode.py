@@ -1,4 +1,4 @@
-"""Images and texts to Gaussians: in chunks, on one or many ranks, kept on disk so that an evaluation can be resumed.
+"""Encode images and texts to Gaussians in chunks, on one or many ranks, kept on disk so that evaluations resume.
 
 A chunk is a file of a store. Ranks take chunks in turn, so that the result is the same on any number of them; they must
 share the folder. A plain CLIP gives points: Gaussians of variance zero.
@@ -31,7 +31,7 @@ from .images import ImageDataset, image_batches
 from .load import cosine_scale
 from .store import Store
 
-CHUNK = 512  # rows of a file
+CHUNK = 512  # rows per file
 
 
 @dataclass
@@ -61,14 +61,14 @@ class Encoder:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Return a name for all that embeddings depend on but the images and texts themselves."""
+        """Return a fingerprint of all that embeddings depend on except the images and texts themselves."""
         facts: list[Any] = [model_fingerprint(self.model, self.tokenizer), repr(self.model), __version__]
         facts += [self.probabilistic, self.precision, repr(self.preprocess), self.upright]
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
     @property
     def scale(self) -> float:
-        """The factor by which CLIP multiplies a cosine."""
+        """Return the factor by which CLIP multiplies a cosine."""
         return cosine_scale(self.model)
 
     def images(
@@ -128,7 +128,7 @@ class Encoder:
         """Return all rows from the store, in which the missing chunks are written first.
 
         Arguments:
-            encode: ranges of rows to one Gaussian each, on the CPU.
+            encode: yields one Gaussian on the CPU for each range of rows.
             facts: the images or texts.
         """
         identity = hashlib.sha256((self.fingerprint + repr((CHUNK, facts))).encode()).hexdigest()[:16]
@@ -191,7 +191,7 @@ def is_finite(encoded: Gaussian) -> bool:
 
 @contextlib.contextmanager
 def process_group() -> Any:
-    """Enter the process group of a `torchrun`; only barriers need it, so gloo does on any device. Yields the rank."""
+    """Yield the rank within torchrun's process group; only barriers need the group, so gloo suffices on any device."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield 0
         return

@@ -1,4 +1,4 @@
-"""Images to batches of pixels: one loader for all images of a dataset, so that its workers start once."""
+"""Load images as batches of pixels: one loader serves all images of a dataset, so that its workers start once."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -32,7 +32,7 @@ class ImageDataset(Dataset):
         try:
             pixels = self.preprocess(decode_image(place.read(), upright=self.upright))
         except BadImage as error:
-            # Left out, it would change the numbers without a word.
+            # Leaving it out would change the numbers without a word.
             raise ValueError(f"An image of {place.file} (at byte {place.offset}) cannot be read: {error}.") from None
         return pixels if self.crops is None else centre_crop(pixels, self.crops[index])
 
@@ -59,5 +59,5 @@ def image_batches(data: ImageDataset, batches: Sequence[list[int]], workers: int
     )
     try:
         yield from loader
-    except ValueError as error:  # a worker's comes with its traceback as text
+    except ValueError as error:  # a worker's error comes with its traceback as text
         raise ValueError(str(error).strip().splitlines()[-1].removeprefix("ValueError: ")) from None

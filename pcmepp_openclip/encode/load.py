@@ -44,7 +44,7 @@ class LoadedModel:
 
     @property
     def scale(self) -> float:
-        """The factor by which CLIP multiplies a cosine."""
+        """Return the factor by which CLIP multiplies a cosine."""
         return cosine_scale(self.model)
 
     @functools.cached_property
@@ -80,8 +80,7 @@ def check_name(name: str) -> None:
 
 
 def load_model(name: str, pretrained: str | None = None, device: str | None = None) -> LoadedModel:
-    """Load the model that `open_clip.create_model(name, pretrained)` builds, as the run trained it that wrote
-    `pretrained`.
+    """Load a model of open_clip, with the settings of the run if a run wrote the checkpoint `pretrained`.
 
     Arguments:
         name: a name in `open_clip.list_models()`, hf-hub:ORG/NAME or local-dir:PATH.
@@ -104,7 +103,7 @@ def load_model(name: str, pretrained: str | None = None, device: str | None = No
             **changes,
         )
         tokenizer = open_clip.get_tokenizer(name, context_length=changes.get("force_context_length"))
-    except (RuntimeError, OSError, AssertionError) as error:  # open_clip's kinds for a wrong name, tag or file
+    except (RuntimeError, OSError, AssertionError) as error:  # open_clip raises these for a wrong name, tag or file
         reason = " ".join(str(error).split())
         if "loading state_dict" in reason or isinstance(error, AssertionError):
             reason = f"--pretrained {pretrained} does not fit {name}: it is of another architecture."
@@ -159,9 +158,8 @@ def _checkpoint(pretrained: str | None) -> dict[str, Any]:
 
 
 def recorded_changes(model: str, pretrained: str | None) -> dict[str, Any]:
-    """Return arguments of `create_model_and_transforms` that build `model` as the run trained it that wrote the file
-    `pretrained`, such as its preprocessing and the settings of PCME++; {} for a file of another kind or of a run of
-    another model."""
+    """Return the arguments of `create_model_and_transforms` for the settings of the run that wrote `pretrained`, such
+    as its preprocessing and the settings of PCME++; {} for a file of another kind or of a run of another model."""
     metadata = record.checked(_checkpoint(pretrained).get("about"))
     if pretrained is None or not metadata:
         return {}

@@ -1,4 +1,4 @@
-"""Encoded samples on disk: what was computed once is read again, and a computation that was interrupted continues.
+"""Encoded samples on disk, which are computed once and then read; an interrupted computation continues.
 
 A store is a folder of .safetensors files with a row per sample. A tensor whose rows differ in length, such as token
 ids, holds them one after the other, and `NAME_ends` says where each of them ends. Besides its tensors, each file has
@@ -65,7 +65,7 @@ class Store:
         """Write a file; ValueError if it cannot be written.
 
         Arguments:
-            tensors: of the same number of rows, with the ends of those whose rows differ in length.
+            tensors: tensors by name, all with one number of rows, and `NAME_ends` where rows differ in length.
         """
         count = next((len(x) for key, x in tensors.items() if f"{key}{ENDS}" not in tensors), 0)
         digests = [_row_digest(name, _row(tensors, row)) for row in range(count)]
@@ -74,7 +74,7 @@ class Store:
         save_tensors(tensors, self.path(name), {"about": f"{zlib.crc32(header.encode()):08x} {header}"})
 
     def content(self, name: str) -> Content | None:
-        """Return what a file holds, by its header; None if it is missing, cut off, or of something else."""
+        """Return the content that a file's header states; None if it is missing, cut off, or of another store."""
         try:
             with safe_open(self.path(name), "pt") as file:
                 return self._content(name, file)
@@ -82,7 +82,7 @@ class Store:
             return None
 
     def read(self, name: str) -> Row | None:
-        """Return all rows of a file; None if it is missing, damaged, or of something else."""
+        """Return all rows of a file; None if it is missing, damaged, or of another store."""
         try:
             with safe_open(self.path(name), "pt") as file:
                 content = self._content(name, file)

@@ -17,14 +17,14 @@ from ..data.plan import seed_for
 from ..models.cached import CachedTokens
 from .store import Row, Rows
 
-KIND = "cache"  # of the state in a checkpoint; other loaders have other kinds
+KIND = "cache"  # the kind of the state in a checkpoint; other loaders have other kinds
 
 
 class BegunEpoch(NamedTuple):
     """An epoch that was begun before a restart.
 
     Arguments:
-        seed: that its permutation follows from.
+        seed: the seed of its permutation.
         first: the index of its first batch.
         seen: samples of the permutation before that batch, over all ranks.
     """
@@ -36,10 +36,10 @@ class BegunEpoch(NamedTuple):
 
 
 class EpochPlan:
-    """Which samples each batch of a rank's epoch consists of: iterating yields their numbers, from the first batch on.
+    """The samples in each batch of a rank's epoch: iterating yields their numbers, from the first batch on.
 
     Arguments:
-        count: samples that there are.
+        count: number of all samples.
         per_epoch: samples per epoch, over all ranks, before the last batch is filled.
         position: the epoch, and the batch that it begins with.
     """
@@ -73,7 +73,7 @@ class EpochPlan:
         return self._begun if self._begun and self._begun.epoch == epoch else BegunEpoch(epoch, self._seed, 0, 0)
 
     def go_on(self, epoch: int, seed: int, seen: int, multiple_of: int) -> tuple[int, str]:
-        """Continue an epoch with that seed, of which so many samples were seen: the first batch, and how."""
+        """Continue an epoch after `seen` of its samples; return its first batch, and in words how it continues."""
         first, more = divmod(seen, self.per_step)
         how = "with the samples that were left"
         if more or first % multiple_of:
@@ -86,12 +86,13 @@ class EpochPlan:
 
 
 class CacheLoader:
-    """Batches of cached tokens, (images, texts). `num_batches` and `num_samples` are what open_clip's loop asks for.
+    """Batches of cached tokens, (images, texts). open_clip's loop reads `num_batches` and `num_samples`.
 
     Arguments:
         rows: the samples.
-        contents: a digest of which samples they are.
-        context_length, pad: of texts.
+        contents: a digest that identifies the samples.
+        context_length: the greatest length of a text.
+        pad: the token id that fills shorter texts.
     """
 
     def __init__(self, rows: Rows, contents: str, plan: EpochPlan, workers: int, context_length: int, pad: int):
@@ -147,12 +148,12 @@ class _Batches(Dataset):
     def __getitem__(self, numbers: list[int]) -> tuple[CachedTokens, CachedTokens] | Failure:
         try:
             return batch_of(self.rows[numbers], self.context_length, self.pad)
-        except ValueError as error:  # which would arrive as the traceback of a worker
+        except ValueError as error:  # a worker's exception would arrive as a traceback
             return Failure(str(error))
 
 
 def batch_of(samples: Sequence[Row], context_length: int, pad: int) -> tuple[CachedTokens, CachedTokens]:
-    """Return images and texts as a batch, whose texts are padded to the longest of them."""
+    """Return images and texts as a batch, with texts padded to the longest, rounded up to `TEXT_MULTIPLE`."""
     longest = max(len(sample["text_ids"]) for sample in samples)
     length = min(context_length, -(-longest // TEXT_MULTIPLE) * TEXT_MULTIPLE)
     more, width = len(samples[0]["text_x"]) - len(samples[0]["text_ids"]), samples[0]["text_x"].shape[1]

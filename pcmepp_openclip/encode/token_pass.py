@@ -1,6 +1,6 @@
-"""The first pass of `--cache-tokens`: the towers' output of every sample to disk. What is there already is kept.
+"""The first pass of `--cache-tokens` writes the towers' output of every sample to disk, and keeps complete files.
 
-Shards are read and images decoded as in training, in worker processes; what cannot be used is left out and counted.
+Shards are read and images decoded as in training, in worker processes; unusable samples are left out and counted.
 Ranks take files in turn. Every few seconds they tell each other how far they are, so that they stop together: on a
 request, for a mistake of one of them, or when all files are there.
 """
@@ -50,10 +50,10 @@ class Ranks(Protocol):
         """Return whether this rank knows of a request to stop."""
 
     def pass_on_stop(self) -> None:
-        """Tell the other ranks of it."""
+        """Tell the other ranks of a request to stop."""
 
     def wait_for(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches; a long wait for one is logged and has a limit. Ends early if a stop was asked."""
+        """Yield the batches until a stop is asked for; a long wait for a batch is logged and has a limit."""
 
 
 class Alone:
@@ -96,7 +96,7 @@ def fill(
     """Write the files, on all ranks together.
 
     Arguments:
-        encode: images and token ids, as `data.batches.Batch` has them, to rows.
+        encode: turns images and token ids, as `data.batches.Batch` has them, into rows.
         max_bad: the fraction of unusable samples above which a ValueError ends the pass.
     """
     if ranks.rank == 0:
@@ -139,8 +139,8 @@ def _round(work: Iterator[Tally], left: dict[str, Segment], ranks: Ranks) -> Rep
 def _write_files(
     store: Store, left: dict[str, Segment], encode: Callable[[Tensor, Tensor], Row], batches: Iterator[Any]
 ) -> Iterator[Tally]:
-    """Encode the batches, write each file when it is complete and take it from `left`. Yields what became of the
-    samples of each batch."""
+    """Encode the batches, write each file when it is complete and remove it from `left`; yield the tally of each
+    batch."""
     tallies: dict[str, Tally] = {name: Tally() for name in left}
     parts: dict[str, list[Row]] = {name: [] for name in left}
     for batch in batches:
@@ -153,7 +153,7 @@ def _write_files(
         tallies[name].add(batch.tally)
         if batch.last:
             tally = tallies.pop(name)
-            tally.retries.clear()  # they are of this pass, not of the file
+            tally.retries.clear()  # they belong to this pass, not to the file
             store.write(name, join_rows(parts.pop(name)), tally=tally.to_plain())
             del left[name]
         yield batch.tally
@@ -164,7 +164,7 @@ class FileBatch(NamedTuple):
 
     Arguments:
         images, texts: as in `data.batches.Batch`; None if there is no usable sample left for the file.
-        tally: what became of the samples since the last batch.
+        tally: counts of the used and the unusable samples since the last batch.
         last: whether the file ends with it.
     """
 

@@ -1,12 +1,13 @@
 """The output of frozen towers, computed once and then read: `pcmepp train --head-only --cache-tokens DIR`.
 
-A file holds the usable ones among some neighbouring samples of a shard, in order:
+A file holds the usable samples of a part of a shard, in order:
 
     image_mean [n, D], text_mean [n, D]     features of the towers, fp32
-    image_x [n, L, C]                       what the log-variance branch of images reads, fp16
-    text_x [X, C], text_ids [T]             of texts, fp16 and int32, each without its padding
+    image_x [n, L, C]                       input of the log-variance branch of images, fp16
+    text_x [X, C], text_ids [T]             input of the branch of texts, fp16, and token ids, int32, unpadded
 
-`cache.json` says what they depend on: tokens of other weights, images or texts must never be taken for those of a run.
+`cache.json` records all that they depend on: tokens of other weights, images or texts must never be taken for those of
+a run.
 """
 
 import contextlib
@@ -43,13 +44,13 @@ from .token_loader import CacheLoader, EpochPlan
 from .token_pass import Ranks, fill
 
 FILE = "cache.json"
-VERSION = 3  # of the files
-FILE_BYTES = 64_000_000  # at most, by the footprint: each worker of the first pass collects one file in memory
+VERSION = 3  # version of the files' format
+FILE_BYTES = 64_000_000  # limit by the footprint, since each worker of the first pass collects a file in memory
 FP16_MAX = torch.finfo(torch.float16).max
 SHARDS_AT_A_TIME = 4
-SCALES = ("logit_scale", "logit_bias")  # of the loss: no token depends on them, and open_clip's loop clamps the first
+SCALES = ("logit_scale", "logit_bias")  # no token depends on them, and open_clip's loop clamps the first
 READ = "read"  # the entry of `cache.json` with the digests of `read_shards`
-WORDS = {  # what a fact is called where it differs
+WORDS = {  # the words for a fact that differs
     "version": "the format of its files",
     "model": "the config of the model",
     "weights": "the frozen weights",
@@ -81,7 +82,7 @@ def footprint_of(image: CachedTokens, text: CachedTokens) -> Footprint:
 
 
 def rows_of(image: CachedTokens, text: CachedTokens, length_N: Tensor) -> Row:
-    """Return the rows of a batch, with the lengths of those of its texts.
+    """Return the rows of a batch, with the length of each row of a text.
 
     Arguments:
         length_N: how many leading tokens of each text count.
@@ -117,11 +118,11 @@ class Towers:
 
     Arguments:
         model: a PCME++ model after `freeze_towers`.
-        config: the config that it was built from, without what only the loss depends on.
+        config: the config that it was built from, without the settings that only the loss uses.
         precision: the run's --precision.
-        autocast: a new context in which a run with that precision computes.
-        dtype: of images; None for their own.
-        normalization: of pixels, see `data.pixels`; None for images that come as the model takes them.
+        autocast: makes a context in which a run with that precision computes.
+        dtype: the dtype of images; None to keep their own.
+        normalization: that of pixels, see `data.pixels`; None for images that come as the model takes them.
     """
 
     model: Any
@@ -153,7 +154,7 @@ def train_data(
 
     reading = make_loader_spec(spec, transform, tokenizer, rank=ranks.rank, ranks=ranks.world_size)
     towers = replace(towers, normalization=reading.normalization)
-    footprint = _measured(reading, towers)
+    footprint = _measure_footprint(reading, towers)
     files = files_of(reading.shards, footprint)
     prepared: tuple[str, list[str]] | str = ("", [])
     if ranks.rank == 0:
@@ -191,7 +192,7 @@ def train_data(
 
 
 def files_of(shards: Sequence[Shard], footprint: Footprint) -> dict[str, Segment]:
-    """Return the files of all samples of counted shards, each of `FILE_BYTES` at most, and the samples of each."""
+    """Return the files for all samples of counted shards, by name, each of `FILE_BYTES` at most."""
     files, most = {}, max(1, FILE_BYTES // footprint.total)
     for number, shard in enumerate(shards):
         assert shard.size is not None
@@ -202,7 +203,7 @@ def files_of(shards: Sequence[Shard], footprint: Footprint) -> dict[str, Segment
     return files
 
 
-def _measured(reading: LoaderSpec, towers: Towers) -> Footprint:
+def _measure_footprint(reading: LoaderSpec, towers: Towers) -> Footprint:
     from PIL import Image
 
     image = reading.transform(Image.new("RGB", (256, 256)))
@@ -266,7 +267,7 @@ def exists(folder: Path) -> bool:
 
 
 def facts_of(towers: Towers, reading: LoaderSpec, read: dict[str, list]) -> dict[str, Any]:
-    """Return all that the tokens depend on, as JSON has it.
+    """Return all that the tokens depend on, in types of JSON.
 
     Arguments:
         reading: how the samples are read.
@@ -290,7 +291,7 @@ def facts_of(towers: Towers, reading: LoaderSpec, read: dict[str, list]) -> dict
 def read_shards(folder: Path, shards: Sequence[Shard]) -> dict[str, list]:
     """Return [size, time of its last change, digest] of each local shard, by its index. A shard of the size and time
     that the cache in the folder has noted is not read again."""
-    noted = _noted(folder)
+    noted = _read_facts(folder)
     before = noted.get(READ) if isinstance(noted, dict) else None
 
     def read(index: int) -> list | None:
@@ -318,7 +319,7 @@ def check_facts(folder: Path, facts: dict[str, Any], read: dict[str, list]) -> N
         if any(not entry.name.startswith(".") for entry in folder.iterdir()):
             raise ValueError(f"--cache-tokens {folder} is neither empty nor a cache of tokens: name a new folder.")
         return write_json(path, {**facts, READ: read})
-    noted = _noted(folder)
+    noted = _read_facts(folder)
     if not isinstance(noted, dict):
         raise ValueError(f"{path} cannot be read: delete the folder, or name a new one by --cache-tokens.")
     now = json.loads(json.dumps(facts))
@@ -332,7 +333,7 @@ def check_facts(folder: Path, facts: dict[str, Any], read: dict[str, list]) -> N
         write_json(path, {**facts, READ: read})
 
 
-def _noted(folder: Path) -> Any:
+def _read_facts(folder: Path) -> Any:
     """Return the content of `cache.json`; None if it cannot be read."""
     try:
         return json.loads((folder / FILE).read_text(encoding="utf-8"))

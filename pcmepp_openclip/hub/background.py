@@ -12,14 +12,14 @@ import sys
 import threading
 from pathlib import Path
 
-QUEUE = "hub-queue"  # folder in a run for what is to be pushed, removed when the run ends
+QUEUE = "hub-queue"  # folder in a run for files to push, removed when the run ends
 
 
 def start(queue: Path) -> subprocess.Popen:
     """Start a process for a push, which prepares what it sends in the folder `queue`, and prints retries and result."""
     return subprocess.Popen(
         [sys.executable, "-m", __name__],
-        stdin=subprocess.PIPE,  # closed by the system when this process dies
+        stdin=subprocess.PIPE,  # the system closes it when this process dies
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -1,7 +1,7 @@
 """The model card: README.md of a repo, with the metrics once for people and once as the Hub's model-index.
 
-The text is `card.md`, a template. What a checkpoint or a config says of itself is anyone's text: on a card it goes
-through the filters `plain` and `code`.
+The text is `card.md`, a template. Text from a checkpoint or a config may be anyone's: on a card it goes through the
+filters `plain` and `code`.
 """
 
 import math
@@ -19,12 +19,12 @@ LOSS, PSEUDO_POSITIVES, UNCERTAINTY = "loss.png", "pseudo_positives.png", "uncer
 
 @dataclass(frozen=True)
 class Facts:
-    """All that is known of a model that goes to the Hub, from its checkpoint and the files of its run.
+    """The known facts of a model that goes to the Hub, from its checkpoint and the files of its run.
 
     Arguments:
         config: content of `open_clip_config.json`.
         parameters: number of weights.
-        about: the checkpoint's record of its run, see `record`; {} if it has none.
+        run_metadata: the checkpoint's record of its run, see `runs.record`; {} if it has none.
         step, epochs, samples_seen: how far it was trained, None where that is not known.
         metrics: those of the last validation, by open_clip's names.
         history: lines of history.jsonl.
@@ -38,7 +38,7 @@ class Facts:
     config: dict
     parameters: int
     license: str = "mit"
-    about: dict[str, Any] = field(default_factory=dict)
+    run_metadata: dict[str, Any] = field(default_factory=dict)
     step: int | None = None
     epochs: int | None = None
     samples_seen: int | None = None
@@ -55,7 +55,7 @@ class Facts:
 
     @property
     def scores(self) -> dict[str, float]:
-        """The metrics that are scores, not counts."""
+        """Return the finite metrics that are scores, not counts."""
         counts = ("epoch", "num_samples")
         return {name: value for name, value in self.metrics.items() if name not in counts and math.isfinite(value)}
 
@@ -84,7 +84,7 @@ def write_card(folder: Path, facts: Facts) -> str:
         name=facts.repo_id.split("/")[-1],
         address=f"hf-hub:{facts.repo_id}",
         probabilistic=facts.probabilistic,
-        planned=facts.about.get("hyperparameters", {}).get("epochs"),
+        planned=facts.run_metadata.get("hyperparameters", {}).get("epochs"),
         calibration=facts.calibration,
         model=model,
         pcmepp=pcmepp,
@@ -170,13 +170,13 @@ def _tower(cfg: dict, *names: str) -> str:
 
 
 def plain(value: Any) -> str:
-    """Return one line of text that neither Markdown nor HTML makes anything of."""
+    """Return one line of text, escaped for Markdown and HTML."""
     text = _line(value).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*\[\]()#!~$|])", r"\\\1", text)
 
 
 def code(value: Any) -> str:
-    """Return one line of text for within backticks, also in a table."""
+    """Return one line of text that may stand within backticks, also in a table."""
     return _line(value).replace("`", "'").replace("|", "\\|")
 
 

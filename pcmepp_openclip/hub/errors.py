@@ -81,7 +81,7 @@ def clean(text: str) -> str:
 def _seconds(header: str | None) -> float | None:
     try:
         return None if header is None else min(max(float(header), 0.0), MAX_RETRY_AFTER_S)
-    except ValueError:  # a date, for which the client itself waits
+    except ValueError:  # the client itself waits for a date
         return None
 
 

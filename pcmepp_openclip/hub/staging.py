@@ -1,4 +1,4 @@
-"""Make a folder that is ready to push of a run, one of its checkpoints, a file of weights, or a `local-dir`."""
+"""Make a folder that is ready to push, from a run, one of its checkpoints, a file of weights, or a `local-dir`."""
 
 import json
 import shutil
@@ -35,7 +35,7 @@ PUSHED_FILES = (
 
 @dataclass(frozen=True)
 class PushRequest:
-    """All that a user can say of a push.
+    """The options of a push.
 
     Arguments:
         path: a run folder, a `.pt` or `.safetensors` file, or a folder with an `open_clip_config.json`.
@@ -73,18 +73,18 @@ def stage(request: PushRequest, folder: Path) -> str:
 
 def _from_checkpoint(path: Path, request: PushRequest, run: Path | None, folder: Path) -> str:
     checkpoint = _read(path)
-    about = record.checked(checkpoint.get("about"))
+    metadata = record.checked(checkpoint.get("about"))
     training = checkpoint["training"] if isinstance(checkpoint.get("training"), dict) else {}
     tensors = weights.plain_names(checkpoint["state_dict"])
     if not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
         raise ValueError(f"{path} is no checkpoint: its state_dict holds more than tensors.")
-    config = _config(path, about, request.model, tensors)
+    config = _config(path, metadata, request.model, tensors)
     samples, epochs = record.count(training.get("samples_seen")), record.count(checkpoint.get("epoch"))
     logs = run / "checkpoints" if run else path.parent
     export.write_folder(folder, tensors, config, tokenizer=_tokenizer(path, config))
     bank_size, calibration = _stage_bank(request, folder)
     metrics, bins = _last(logs / record.RESULTS, epochs), _last(logs / record.UNCERTAINTY, epochs)
-    if isinstance(checkpoint.get("metrics"), dict):  # averaged weights, whose metrics the run's files do not hold
+    if isinstance(checkpoint.get("metrics"), dict):  # the run's files do not hold those of averaged weights
         metrics, bins = checkpoint["metrics"], {}
     history = [] if samples is None else record.read_lines(logs / record.HISTORY, "samples", samples)
     facts = Facts(
@@ -92,14 +92,14 @@ def _from_checkpoint(path: Path, request: PushRequest, run: Path | None, folder:
         config=config,
         parameters=sum(tensor.numel() for tensor in tensors.values()),
         license=request.license,
-        about=about,
+        run_metadata=metadata,
         step=record.count(training.get("step")),
         epochs=epochs,
         samples_seen=samples,
         metrics=record.numbers(metrics),
         history=[numbers for line in history if "samples" in (numbers := record.numbers(line))],
         bins={name: pair for name, pair in bins.items() if record.is_name(name) and _is_curve(pair)},
-        base_models=names.base_models(about.get("hyperparameters", {}), config["model_cfg"]),
+        base_models=names.base_models(metadata.get("hyperparameters", {}), config["model_cfg"]),
         bank_size=bank_size,
         calibration=calibration,
     )
@@ -126,21 +126,21 @@ def _read(path: Path) -> dict[str, Any]:
     return {"state_dict": weights.read_state_dict(path)}
 
 
-def _config(path: Path, about: dict, name: str | None, tensors: dict) -> dict:
+def _config(path: Path, metadata: dict, name: str | None, tensors: dict) -> dict:
     """Return the model's config; ValueError if the weights do not fit it."""
-    if name is None and not about:
+    if name is None and not metadata:
         raise ValueError(f"{path} does not say which model it is of: add --model, as in --model PCMEpp-ViT-B-16.")
-    config = about.get("config")
+    config = metadata.get("config")
     if name is not None:
         try:
             with torch.device("meta"):
                 config = export.model_config_of(
                     open_clip.create_model(name, device="meta", pretrained_text=False), name
                 )
-        except RuntimeError as error:  # open_clip's kind for a wrong name
+        except RuntimeError as error:  # open_clip raises it for a wrong name
             raise ValueError(f"--model {name}: {error}") from None
     try:
-        config = json.loads(json.dumps(config))  # as it will be read: no tuples
+        config = json.loads(json.dumps(config))  # JSON turns tuples into lists
     except (TypeError, ValueError, RecursionError):
         raise ValueError(f"{path}: its config is not JSON: use --model.") from None
     _check(config, str(path))
@@ -175,7 +175,7 @@ def _tokenizer(path: Path, config: dict) -> Any:
         if Path(name).is_dir():
             tokenizers.check_tokenizer(Path(name), str(path))
         tokenizer = tokenizers.load_tokenizer(name)
-    except Exception as error:  # of the library, of any kind
+    except Exception as error:  # the library raises exceptions of any kind
         reason = " ".join(str(error).split())[:200]
         if "trust_remote_code" in reason:
             reason = "it names code to run, and code of others is never run."
@@ -186,18 +186,17 @@ def _tokenizer(path: Path, config: dict) -> Any:
 
 
 def _is_curve(pair: Any) -> bool:
-    """Return whether it is two lists of numbers, of the same length."""
+    """Return whether `pair` is two lists of numbers, of the same length above 0."""
     if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, list) for part in pair)):
         return False
     return len(pair[0]) == len(pair[1]) > 0 and all(record.is_number(x) for part in pair for x in part)
 
 
 def _last(path: Path, epoch: int | None) -> dict[str, Any]:
-    """Return the latest metrics up to the checkpoint's epoch."""
+    """Return the latest value of each metric up to the checkpoint's epoch."""
     merged: dict[str, Any] = {}
-    for line in record.read_lines(
-        path, "epoch", float("inf") if epoch is None else epoch
-    ):  # zero-shot and retrieval are not measured at the same epochs
+    # Zero-shot and retrieval are not measured at the same epochs.
+    for line in record.read_lines(path, "epoch", float("inf") if epoch is None else epoch):
         merged |= line
     return merged
 

@@ -1,8 +1,8 @@
-"""One push: a folder to a Hub repo, as one commit of what has changed, tried again where that helps.
+"""Push a folder to a Hub repo as one commit of the files that have changed, with retries where these help.
 
     target = HubTarget("org/name", private=True)
-    check(target)                                      # the token and the right to write, before there is anything
-    pushed = push(folder, target, "Step 48")           # again: nothing is sent
+    check_access(target)                               # makes the repo, and checks the right to write
+    pushed = push(folder, target, "Step 48")           # a second call sends nothing
 
 The token is the client's own: HF_TOKEN or `hf auth login`. It is never an argument here.
 """
@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 from . import errors
 from .errors import PermanentHubError, TransientHubError
 
-# Seconds between tries. The client's own retries cover the sending of a file, 2 of the 9 failures that the tests let
-# pass by, and not the requests that make a repo, a commit or a tag.
+# Seconds between tries. The client's own retries cover the sending of a file, 2 of the 9 failures that the tests
+# make, and not the requests that make a repo, a commit or a tag.
 RETRY_WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 SILENCE_TIMEOUT_S = 60.0  # seconds that the Hub may take to answer or to take a byte; the client would wait for ever
 
@@ -31,7 +31,7 @@ class HubTarget:
     """A place to push to.
 
     Arguments:
-        branch: it is made if it is not there; the main one by default.
+        branch: the branch, which is made if it is not there; by default the main one.
         pull_request: open one instead of committing.
         private: make the repo private, if it has to be made; one that exists stays as it is.
     """
@@ -49,7 +49,7 @@ class HubTarget:
 
     @property
     def words(self) -> list[str]:
-        """The arguments of `pcmepp push` for this target."""
+        """Return the arguments of `pcmepp push` for this target."""
         branch = ["--branch", self.branch] if self.branch else []
         return [self.repo_id, *branch, *["--private"] * self.private, *["--pr"] * self.pull_request]
 
@@ -77,9 +77,9 @@ def check_access(target: HubTarget, silence: float = SILENCE_TIMEOUT_S) -> None:
         )
     api = _api()
     private = target.private or None
-    _explained(target, lambda: api.create_repo(target.repo_id, private=private, exist_ok=True), silence)
+    _call(target, lambda: api.create_repo(target.repo_id, private=private, exist_ok=True), silence)
     if not target.pull_request:  # anyone may open one
-        _explained(target, lambda: api.auth_check(target.repo_id, write=True), silence)
+        _call(target, lambda: api.auth_check(target.repo_id, write=True), silence)
 
 
 def push(
@@ -113,10 +113,10 @@ def push(
             create_pr=target.pull_request,
         )
 
-    head = _patiently(target, lambda: _head(api, target), say)
-    info = _patiently(target, commit, say)
+    head = _retry(target, lambda: _head(api, target), say)
+    info = _retry(target, commit, say)
     if tag:
-        _patiently(target, lambda: _tag(api, target, tag, info.oid), say)
+        _retry(target, lambda: _tag(api, target, tag, info.oid), say)
     return Pushed(info.pr_url or info.commit_url, info.oid, info.oid != head)
 
 
@@ -139,27 +139,27 @@ def _tag(api: Any, target: HubTarget, tag: str, commit: str) -> None:
     api.create_tag(target.repo_id, tag=tag, revision=commit, exist_ok=True)
 
 
-def _patiently(target: HubTarget, do: Callable[[], T], say: Say) -> T:
+def _retry(target: HubTarget, do: Callable[[], T], say: Say) -> T:
     """Call `do`, again after longer and longer waits where that may help; PermanentHubError where not."""
     for wait in (*RETRY_WAITS_S, None):
         try:
-            return _explained(target, do)
-        except TransientHubError as passing:
-            if target.pull_request and not passing.answered:  # it may have been opened: not a second one
+            return _call(target, do)
+        except TransientHubError as failure:
+            if target.pull_request and not failure.answered:  # it may have been opened, and must not be twice
                 raise PermanentHubError(
                     f"No answer whether the pull request was opened: look at {target.repo_id}."
                 ) from None
             if wait is None:
                 raise PermanentHubError(
-                    f"Gave up pushing to {target.repo_id} after {len(RETRY_WAITS_S) + 1} tries: {passing}."
+                    f"Gave up pushing to {target.repo_id} after {len(RETRY_WAITS_S) + 1} tries: {failure}."
                 ) from None
-            wait = wait if passing.wait is None else passing.wait
-            say(f"Pushing to {target.repo_id}: {passing}; trying again in {wait:g} s.")
+            wait = wait if failure.wait is None else failure.wait
+            say(f"Pushing to {target.repo_id}: {failure}; trying again in {wait:g} s.")
         time.sleep(wait)
     raise AssertionError
 
 
-def _explained(target: HubTarget, do: Callable[[], T], silence: float = SILENCE_TIMEOUT_S) -> T:
+def _call(target: HubTarget, do: Callable[[], T], silence: float = SILENCE_TIMEOUT_S) -> T:
     """Call `do`; the exceptions of the client become PermanentHubError or TransientHubError."""
     from huggingface_hub import get_session
 

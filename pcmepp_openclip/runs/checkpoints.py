@@ -47,7 +47,7 @@ class Saver:
     """Saves checkpoints one after the other, and holds a run up no longer than a plain `torch.save` does.
 
     The run waits for the writing only; a thread waits for the disk while the run continues. A file has its name only
-    when it is safely there. `failed` is the last one if it is not, once it was waited for.
+    when it is safely there. `failed` is the last file if its saving failed, once it was waited for.
     """
 
     def __init__(self) -> None:
@@ -56,8 +56,8 @@ class Saver:
         self.failed: Path | None = None
 
     def save(self, checkpoint: dict, path: Path, then: Callable[[], None]) -> None:
-        """Save a checkpoint. `then` is called in the thread once the file is there; the file is no good if it raises an
-        OSError."""
+        """Save a checkpoint, and call `then` in the thread once the file is there; its OSError counts as a failure to
+        save."""
         self.wait()
         self.failed = path
         self._again = functools.partial(self.save, checkpoint, path, then)
@@ -67,7 +67,7 @@ class Saver:
 
     @property
     def writing(self) -> bool:
-        """True while the last one is being saved."""
+        """Return whether the last checkpoint is still being saved."""
         return self._thread is not None
 
     def _finish(self, path: Path, then: Callable[[], None]) -> None:
@@ -75,8 +75,8 @@ class Saver:
             self.failed = None
 
     def insist(self, seconds: float) -> bool:
-        """Save the last one again and again, for so long at most, if it failed; its tensors must not have changed
-        since. Return whether it is on the disk."""
+        """Save the last checkpoint again and again, for `seconds` at most, if it failed; its tensors must not have
+        changed since. Return whether it is on the disk."""
         end = time.monotonic() + seconds
         while True:
             self.wait()
@@ -89,7 +89,7 @@ class Saver:
             self._again()
 
     def wait(self) -> None:
-        """Wait until what was saved is on the disk."""
+        """Wait until the last checkpoint is on the disk or has failed."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -135,10 +135,10 @@ def _sync(path: Path) -> None:
 
 
 def fault(path: Path) -> str | None:
-    """Say what is wrong with a checkpoint file; None if it is as it was saved, to the last bit.
+    """Return what is wrong with a checkpoint file; None if it is as it was saved, to the last bit.
 
     Files without a digest, of stock open_clip or of an earlier version of this package, are good if their checksums
-    fit and they can be read. That is said once.
+    fit and they can be read. That is logged once.
     """
     problem = damage(path)
     if problem is not None:
@@ -149,12 +149,12 @@ def fault(path: Path) -> str | None:
         torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
         return _reason(error)
-    _say_unsealed(path)
+    _log_unsealed(path)
     return None
 
 
 @functools.cache
-def _say_unsealed(path: Path) -> None:
+def _log_unsealed(path: Path) -> None:
     logging.info("%s was saved without a digest: it is verified by its checksums only, which do not cover all.", path)
 
 

@@ -25,7 +25,7 @@ from ..system.errors import RunFailed
 
 NAME = "lock"
 RENEW_EVERY_S = 10.0  # seconds between two signs of life
-DEAD_AFTER_S = 45.0  # seconds without one
+DEAD_AFTER_S = 45.0  # seconds without a sign of life
 LEAVE_TIMEOUT_S = 5.0  # seconds that a run which was just killed may take to be gone, its data workers included
 SIGN_BYTES = 512  # length of a sign of life, always the same, so that one is overwritten at once
 
@@ -35,7 +35,7 @@ class FolderInUse(RunFailed):
 
 
 def take_folder(folder: Path) -> "FolderLock":
-    """Lock a run folder, and remove from it how an earlier start ended; FolderInUse if another run holds it."""
+    """Lock a run folder, and remove the marks of how an earlier start ended; FolderInUse if another run holds it."""
     lock = FolderLock(folder)
     lock.take()
     for name in ("done", "stopped"):
@@ -44,7 +44,7 @@ def take_folder(folder: Path) -> "FolderLock":
 
 
 class FolderLock:
-    """Held from `take` to `release` or the end of the process, however it ends.
+    """The lock of a run folder, held from `take` to `release` or the end of the process, however it ends.
 
     `lost` names who has taken it over meanwhile, which can only be after this process stood still for long.
     """
@@ -52,7 +52,7 @@ class FolderLock:
     def __init__(self, folder: Path):
         self.folder = folder
         self.lost: str | None = None
-        self._me = {"host": socket.gethostname(), "pid": os.getpid(), "machine": _machine(), "run": uuid.uuid4().hex}
+        self._sign = {"host": socket.gethostname(), "pid": os.getpid(), "machine": _machine(), "run": uuid.uuid4().hex}
         self._file = -1
         self._released = threading.Event()
 
@@ -64,7 +64,7 @@ class FolderLock:
             self._wait_for_another_machine()
             self._renew()
             self._check()
-            if self.lost:  # two that came at once, without locks: the last to write has it
+            if self.lost:  # without locks, the last to write of two that came at once has it
                 raise self._in_use()
         except BaseException:
             os.close(self._file)
@@ -88,14 +88,14 @@ class FolderLock:
                 if time.monotonic() > end:
                     raise self._in_use() from None
                 time.sleep(0.1)
-            except OSError:  # a file system without locks: the signs of life must do
+            except OSError:  # the file system has no locks: the signs of life must do
                 return
 
     def _wait_for_another_machine(self) -> None:
         """Wait until the run that left a sign of life has ended or is known to be dead."""
         first = self._read()
-        if not first or first.get("machine") == self._me["machine"]:
-            return  # on this machine the lock itself has told
+        if not first or first.get("machine") == self._sign["machine"]:
+            return  # on this machine the lock itself has decided
         age = self._age()
         if age < DEAD_AFTER_S:
             logging.info("%s was in use %.0f s ago by %s: waiting for a sign of life.", self.folder, age, _name(first))
@@ -110,7 +110,7 @@ class FolderLock:
 
     def _age(self) -> float:
         """Return the seconds since the last sign of life, by the clock of the file system alone."""
-        probe = self.folder / f".{NAME}.{self._me['run']}"
+        probe = self.folder / f".{NAME}.{self._sign['run']}"
         try:
             probe.touch()
             return max(0.0, probe.stat().st_mtime - os.fstat(self._file).st_mtime)
@@ -121,14 +121,14 @@ class FolderLock:
                 probe.unlink()
 
     def _renew(self) -> None:
-        sign = json.dumps({**self._me, "sign": time.time_ns()}) + "\n"
+        sign = json.dumps({**self._sign, "sign": time.time_ns()}) + "\n"
         with contextlib.suppress(OSError):  # a full disk: the lock itself still holds
             os.pwrite(self._file, sign.encode().ljust(SIGN_BYTES), 0)
 
     def _read(self) -> dict[str, Any]:
         """Return the sign of life, {} where there is none."""
         try:
-            # opened anew: what other nodes have written need not be in the buffers of a file that is open
+            # It is opened anew, since the buffers of an open file may lack what other nodes have written.
             sign = json.loads((self.folder / NAME).read_bytes()[: 2 * SIGN_BYTES])
         except (OSError, ValueError):
             return {}
@@ -136,7 +136,7 @@ class FolderLock:
 
     def _check(self) -> None:
         now = self._read()
-        if now and now.get("run") != self._me["run"]:
+        if now and now.get("run") != self._sign["run"]:
             self.lost = _name(now)
 
     def _keep(self) -> None:

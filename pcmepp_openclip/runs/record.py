@@ -76,7 +76,7 @@ class RunDescription:
     sources: list[dict]
 
     def metadata(self, model: nn.Module, resumed: dict[str, Any]) -> dict[str, Any]:
-        """Return plain types, to be saved with the weights of `model`.
+        """Return the record of the run in plain types, to be saved with the weights of `model`.
 
         Arguments:
             resumed: the metadata of the checkpoint that the run was resumed from, or {}. Start settings are taken
@@ -152,7 +152,7 @@ def end_last_line(path: Path) -> None:
 
 
 def read_lines(path: Path, key: str, last: float = math.inf) -> list[dict[str, Any]]:
-    """Return the lines of such a file up to `last`, the latest for each value of `key`, without damaged lines."""
+    """Return the lines of a JSON Lines file up to `last`, the latest for each value of `key`, without damaged lines."""
     latest: dict[float, dict[str, Any]] = {}
     try:
         content = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
@@ -161,7 +161,7 @@ def read_lines(path: Path, key: str, last: float = math.inf) -> list[dict[str, A
     for text in content.splitlines():
         try:
             line = json.loads(text)
-        except (ValueError, RecursionError):  # a run that was killed while it wrote
+        except (ValueError, RecursionError):  # the run was killed while it wrote
             continue
         if isinstance(line, dict) and (key not in line or is_number(line[key])):
             at = line.get(key, math.inf)
@@ -171,27 +171,29 @@ def read_lines(path: Path, key: str, last: float = math.inf) -> list[dict[str, A
 
 
 def numbers(line: dict[str, Any]) -> dict[str, float]:
-    """Return the numbers of such a line that have a name of the usual kind."""
+    """Return the numbers of a line of JSON Lines whose names `is_name` accepts."""
     return {name: value for name, value in line.items() if is_name(name) and is_number(value)}
 
 
-# The record in a checkpoint from elsewhere is not to be trusted.
+# The record in a checkpoint from elsewhere must not be trusted.
 
 
-def checked(about: Any) -> dict[str, Any]:
-    """Return of a checkpoint's record what `RunDescription` could have written, and nothing else; {} if it is none."""
-    if not isinstance(about, dict) or not about:
+def checked(metadata: Any) -> dict[str, Any]:
+    """Return the parts of a checkpoint's record that `RunDescription` could have written; {} if it is no record."""
+    if not isinstance(metadata, dict) or not metadata:
         return {}
-    parts = {name: about[name] if isinstance(about.get(name), dict) else {} for name in ("hyperparameters", "versions")}
+    parts = {
+        name: metadata[name] if isinstance(metadata.get(name), dict) else {} for name in ("hyperparameters", "versions")
+    }
     return {
-        "config": about.get("config"),
+        "config": metadata.get("config"),
         "hyperparameters": {
             name: value for name, value in parts["hyperparameters"].items() if is_name(name) and _is_publishable(value)
         },
         "changes": [
-            change for entry in _entries(about.get("changes")) if (change := _checked_change(entry)) is not None
+            change for entry in _entries(metadata.get("changes")) if (change := _checked_change(entry)) is not None
         ],
-        "data": [_checked_source(source) for source in _entries(about.get("data")) if is_name(source.get("name"))],
+        "data": [_checked_source(source) for source in _entries(metadata.get("data")) if is_name(source.get("name"))],
         "versions": {name: text for name, text in parts["versions"].items() if is_name(name) and is_name(text)},
     }
 
@@ -229,14 +231,14 @@ def _number_or_none(value: Any) -> Any:
 
 
 def count(value: Any) -> int | None:
-    """Return a whole number from 0 up, or None."""
+    """Return `value` if it is a whole number from 0 up, else None."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else None
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300  # not NaN either
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300  # False for NaN, too
 
 
 def is_name(value: Any) -> bool:
-    """Return whether it is a short text of letters, digits and signs that have no meaning in Markdown."""
+    """Return whether `value` is a short text of letters, digits and signs that have no meaning in Markdown."""
     return isinstance(value, str) and re.fullmatch(r"\w[\w.,:=+@/ -]{0,79}", value, re.ASCII) is not None

@@ -12,7 +12,7 @@ import torch
 
 
 def state(device: str) -> dict[str, Any]:
-    """Return the states at this moment.
+    """Return the current state of all generators.
 
     Arguments:
         device: the device that the run computes on, such as "cpu" or "cuda:1".

@@ -40,7 +40,7 @@ from .runs import PYTHON, Coco, Runner, Scenes
 from .tables import FIGURES, TABLES, Row, Table
 
 NAME = "research.paper"
-DEFAULTS: dict[str, dict[str, Any]] = {  # of the flags that are for one scale only
+DEFAULTS: dict[str, dict[str, Any]] = {  # defaults of the flags that are for one scale only
     "scenes": {"steps": 200, "start_steps": 1000, "size": 20_000},
     "coco": {"coco_dir": None, "launcher": PYTHON, "ranks": 1, "print": False},
 }
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.print:
         return print_commands(Runner(scale, args.launcher), tables, chosen, args.seeds)
     check_folder(args.out, "--out")
-    with _alone(args.out):
+    with _hold_lock(args.out):
         for name in args.tables:
             if name == "toy":
                 toy.main(["--out", str(args.out / name), "--seeds", str(args.seeds)])
@@ -142,7 +142,7 @@ def _rows(name: str, table: Table, keys: str | None, data: str) -> list[Row]:
 
 
 @contextlib.contextmanager
-def _alone(out: Path) -> Iterator[None]:
+def _hold_lock(out: Path) -> Iterator[None]:
     """Hold the lock of the output folder, which the operating system releases however this process ends."""
     lock = FileLock(out / "lock", timeout=0)
     try:
@@ -150,7 +150,7 @@ def _alone(out: Path) -> Iterator[None]:
     except Timeout:
         other = f"another `python -m {NAME}` works in --out {out}"
         raise RunFailed(f"{other}: wait for its end, or name another --out.") from None
-    except NotImplementedError:  # a file system without locks
+    except NotImplementedError:  # the file system has no locks
         pass
     try:
         yield

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Results = Mapping[str, Any]  # one dataset in the results.json of `pcmepp eval`
-Measure = Callable[[Results, str], float]  # of the results and the name of the distance that the row ranks by
+Measure = Callable[[Results, str], float]  # takes the results and the name of the distance that the row ranks by
 
 
 @dataclass(frozen=True)

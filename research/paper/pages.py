@@ -28,12 +28,12 @@ column that is listed below. The two are on different scales: what can be compar
 means over seeds, ± half of the range from the lowest to the highest.""",
     "coco": "Both are of COCO. Ours are means over seeds, ± half of the range from the lowest to the highest.",
 }
-Baselines = Mapping[str, Mapping[str, float]]  # by name, and by column
+Baselines = Mapping[str, Mapping[str, float]]  # the numbers of each baseline by column
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far an order of ours agrees with the paper's, in one column.
+    """The agreement of an order of ours with the paper's, in one column.
 
     Arguments:
         tau: Kendall's tau-b between the paper's numbers and our means over seeds; nan if one of both is constant.

@@ -5,7 +5,7 @@ both commands, and the folder of the run. The name of the folder is a digest of 
 several tables that are trained alike are trained once, and a run with other settings or other data never takes the
 place of another.
 
-A run that fails is said to have failed, with its log; the others go on. The same command resumes what was interrupted:
+A run that fails is reported with its log; the others go on. The same command resumes what was interrupted:
 a complete training is not repeated, and another one continues from its newest checkpoint.
 """
 
@@ -36,7 +36,7 @@ from pcmepp_openclip.system.errors import RunFailed
 from .tables import FLAGS, Row, Table
 
 PYTHON = f"{shlex.quote(sys.executable)} -m"  # the launcher of one rank
-START_LR, LR = "2e-3", "5e-4"  # of a CLIP on scenes from scratch, and of a row that starts from it
+START_LR, LR = "2e-3", "5e-4"  # rates of a CLIP on scenes from scratch, and of a row that starts from it
 COCO_BATCH = 128
 # The paper's recipe on COCO, in addition to the loss. As in the authors' code, the average has nine snapshots (epochs
 # 16 to 24) and the loss is warmed up; the paper says ten (--swa-start-epoch 15) and the learning rate
@@ -49,7 +49,7 @@ RECIPE = (
     "--captions all --caption-augment 0.2 --swa-start-epoch 16 --save-best --precision fp32"
 )
 TOKEN_AUGMENT = "--image-token-augment 0.2"  # for models that pool by GPO
-CHECKPOINTS = {"best": "best.pt", "swa": "swa.pt"}  # of a run on COCO
+CHECKPOINTS = {"best": "best.pt", "swa": "swa.pt"}  # file names in a run on COCO
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Run:
 
     @property
     def last(self) -> Path:
-        """The checkpoint of a run of one epoch."""
+        """Return the checkpoint of a run of one epoch."""
         return self.folder / "run" / "checkpoints" / "epoch_1.pt"
 
     @property
@@ -118,7 +118,8 @@ class Scenes:
                           /clip.pt                         of the first training, without the log-variance branch
 
     Arguments:
-        steps, start_steps: of a row, and of the CLIP that it starts from or a row that starts from scratch.
+        steps: training steps of a row that starts from a CLIP.
+        start_steps: those of that CLIP, and of a row that starts from scratch.
         size: number of training pairs.
     """
 
@@ -212,8 +213,8 @@ class Coco:
 
     def run(self, table: Table, row: Row, seed: int) -> Run:
         data = ("--coco", str(self.folder / "dataset_coco.json"), "--coco-images", str(self.folder))
-        if not row.flags:  # CLIP itself
-            model = row.coco_model.removeprefix("PCMEpp-GPO-") + "-quickgelu"  # as OpenAI trained it
+        if not row.flags:  # the row is CLIP itself
+            model = row.coco_model.removeprefix("PCMEpp-GPO-") + "-quickgelu"  # OpenAI trained it so
             folder = self.out / "runs" / digest(model, *self._files) / f"seed-{seed}"
             return make_run(folder, None, model, "openai", data, "coco")
         augment = TOKEN_AUGMENT if "GPO" in row.coco_model else ""
@@ -234,7 +235,7 @@ class Coco:
 
     @functools.cached_property
     def _files(self) -> tuple[str, ...]:
-        """The folder, and the size of every file in it but the images: these tell the data from others."""
+        """Return the folder and the size of every file in it but the images, which tell the data from others."""
         files = [self.folder / "dataset_coco.json", *sorted(self.folder.glob("*/*.tar"))]
         return str(self.folder.resolve()), *(f"{file.relative_to(self.folder)} {file.stat().st_size}" for file in files)
 
@@ -252,8 +253,8 @@ class Outcome:
     """The numbers of a row.
 
     Arguments:
-        values: by seed and by the name of a column, of the seeds that are done.
-        logs: by seed, of those that failed.
+        values: numbers by seed and by the name of a column, for the seeds that are done.
+        logs: logs by seed, for the seeds that failed.
     """
 
     row: Row
@@ -302,7 +303,7 @@ class Runner:
             trainings[run.folder][place] = run
         logs: dict[tuple[str, int], Path] = {}
         with (
-            _sigterm_ends(),
+            _exit_on_sigterm(),
             ThreadPoolExecutor(self.at_a_time) as pool,
             tqdm(total=len(plan), initial=len(plan) - len(waiting), desc="rows x seeds", disable=None) as bar,
         ):
@@ -315,7 +316,7 @@ class Runner:
                         if (log := job.result().get(run.evaluation)) is not None:
                             logs[key, seed] = log
                             bar.write(f"{key}, seed {seed}: failed, see {log}", file=sys.stderr)
-                        elif bar.disable:  # in a log
+                        elif bar.disable:  # the output is a log
                             print(f"{key}, seed {seed}: done", flush=True)
                         bar.set_postfix_str(f"{key}, seed {seed}")
                         bar.update()
@@ -342,15 +343,15 @@ class Runner:
         except OSError as error:
             raise RunFailed(f"the scenes of seed {seed} cannot be drawn: {error}.") from error
         if start is not None:
-            with contextlib.suppress(Failed):  # which the runs that need it will say
+            with contextlib.suppress(Failed):  # the runs that need it will report it
                 self.train(start)
 
     def perform(self, runs: Sequence[Run]) -> dict[Path, Path]:
-        """Train the model that these runs share, and evaluate it. Returns the logs of failures by the evaluation."""
+        """Train the model that these runs share, evaluate it, and return the logs of failures by the evaluation."""
         logs = {}
         try:
             if runs[0].needs is not None:
-                self.train(runs[0].needs)  # done by now, or failed
+                self.train(runs[0].needs)  # it is done by now, or has failed
             self.train(runs[0])
         except Failed as failure:
             return {run.evaluation: failure.log for run in runs}
@@ -374,7 +375,7 @@ class Runner:
         except Failed as failure:
             self._failed[run.folder] = failure.log
             raise
-        except (OSError, ValueError) as error:  # of this process
+        except (OSError, ValueError) as error:  # this process raises them
             log = self._failed[run.folder] = run.folder / "failed.log"
             log.parent.mkdir(parents=True, exist_ok=True)
             log.write_text(f"{error}\n")
@@ -389,11 +390,11 @@ class Runner:
             file.flush()
             try:
                 process = subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT)
-            except OSError as error:  # such as a launcher that is not installed
+            except OSError as error:  # the launcher may not be installed
                 file.write(f"{error}\n")
                 raise Failed(log) from error
             self._running.add(process)
-            if self._stopped:  # meanwhile
+            if self._stopped:  # `_stop` may have come meanwhile
                 process.terminate()
             code = process.wait()
             self._running.discard(process)
@@ -427,8 +428,8 @@ def _refuse(constant: str) -> float:
 
 
 @contextlib.contextmanager
-def _sigterm_ends() -> Iterator[None]:
-    """Within it, SIGTERM ends this process as an exception does, so that what it has started ends too."""
+def _exit_on_sigterm() -> Iterator[None]:
+    """End this process on SIGTERM as an exception does, so that the processes that it has started end too."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         yield

@@ -89,7 +89,7 @@ class Row:
 
     @property
     def full_name(self) -> str:
-        """The name with that of the group."""
+        """Return the name with that of the group."""
         return f"{self.group}: {self.name}" if self.group else self.name
 
     def runs_on(self, data: str) -> bool:

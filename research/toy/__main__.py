@@ -37,7 +37,7 @@ PAPER = {  # the mean sigma^2 of certain and of confusing points in appendix A.2
     "csd": (1.68, 3.05, Goal("ratio", 1.82, "confusing points have larger variances")),
     "wasserstein": (2.69, 2.80, Goal("ratio", 1.04, "they do not, for this distance does not ask", below=True)),
 }
-Numbers = Mapping[str, Sequence[float]]  # by name, in every seed
+Numbers = Mapping[str, Sequence[float]]  # the values of each number, one per seed
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -17,10 +17,10 @@ from pcmepp_openclip.gaussian import Gaussian
 from .points import CLASSES
 from .training import METHODS, History, variances
 
-COLOURS = ("#c8372c", "#e0a100", "#2a8c56")  # of the classes
+COLOURS = ("#c8372c", "#e0a100", "#2a8c56")  # one for each class
 INK, PAPER = "#1f2328", "#ffffff"
 NOTE = "diamonds: confusing points, of two classes; radius of a circle: the root of their mean σ² per dimension"
-AREA = 3.0  # of a dot, in square points, per unit of variance
+AREA = 3.0  # area of a dot in square points per unit of variance
 FRAMES, FRAME_MS, LAST_FRAME_MS = 48, 80, 2000
 
 
@@ -33,7 +33,7 @@ def draw(histories: Mapping[str, History], epoch: int) -> Any:
     """Return a matplotlib figure of the points after an epoch.
 
     Arguments:
-        histories: by method, the run to show.
+        histories: the run to show of each method.
     """
     from matplotlib.figure import Figure
 
@@ -58,7 +58,7 @@ def _draw_panel(axes: Any, name: str, history: History, gaussian: Gaussian) -> N
     axes.set_title(title, color=INK, fontsize=10)
     axes.set(xticks=[], yticks=[], facecolor=PAPER, aspect="equal")
     axes.spines[:].set_color("#d0d4d8")
-    # A square that holds all means of all epochs, with room for circles around them.
+    # The square holds all means of all epochs, with room for circles around them.
     mean_N2 = torch.cat([snapshot.mean for snapshot in history.snapshots.values()])
     low_2, high_2 = mean_N2.amin(dim=0), mean_N2.amax(dim=0)
     middle_2, half = (low_2 + high_2) / 2, 0.53 * (high_2 - low_2).max() + 0.7 * radius

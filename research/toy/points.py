@@ -36,7 +36,7 @@ class Points:
 
     @property
     def next_class_N(self) -> Tensor:
-        """The other class of a confusing point."""
+        """Return the class after each point's own, [N]: the other class of a confusing point."""
         return (self.class_N + 1) % CLASSES
 
     def draw_labels(self, generator: Generator) -> Tensor:

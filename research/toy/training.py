@@ -53,7 +53,7 @@ def matching(batch: Batch, distance: str) -> Tensor:
 def triplets(batch: Batch, hardest: bool) -> Tensor:
     """Return the triplet loss, averaged over the points that have a partner of their class in the batch."""
     mean_n2 = batch.points.mean
-    as_points = Gaussian(mean_n2, torch.full_like(mean_n2, -torch.inf))  # of variance 0: CSD is the squared distance
+    as_points = Gaussian(mean_n2, torch.full_like(mean_n2, -torch.inf))  # with variance 0, CSD is the squared distance
     distance_nn = csd(as_points, as_points)
     same_nn = batch.label_n[:, None] == batch.label_n
     positive_n, has_positive_n = positives(same_nn)
@@ -68,7 +68,7 @@ def positives(same_nn: Tensor) -> tuple[Tensor, Tensor]:
     After the last point comes the first; since the batch is in random order, the next one is a random one."""
     n = len(same_nn)
     index_n = torch.arange(n)
-    steps_nn = (index_n - index_n[:, None] - 1) % n  # from row to column; n - 1 to itself
+    steps_nn = (index_n - index_n[:, None] - 1) % n  # steps from row to column: n - 1 to itself
     steps_n, positive_n = steps_nn.masked_fill(~same_nn, n).min(dim=1)
     return positive_n, steps_n < n - 1
 
@@ -99,7 +99,7 @@ class Settings:
         epochs: number of steps: an epoch is one batch.
         per_class: points of each of the three classes.
         batch_size: points per step, drawn anew from all points for each.
-        lr: of Adam.
+        lr: the learning rate of Adam.
         match_scale, match_shift: initial a and b of the matching logit -a d + b.
         learn_scale: whether a and b are trained too.
         redraw_labels: whether confusing points get a new class in every batch, or keep that of the first.
@@ -120,7 +120,7 @@ class History:
     """The points of a run.
 
     Arguments:
-        points: as they were drawn.
+        points: the points as they were drawn.
         snapshots: the trained Gaussians after these epochs, in order; 0 is the start.
         match_scale, match_shift: a and b at the end.
     """
