@@ -25,7 +25,7 @@ EVALUATORS = tuple(
 )
 # Folders whose docstrings and names were mended so far.
 CLEAN = ("gaussian", "config", "losses", "distances", "models", "data", "training", "demo")
-CLEAN += ("evaluation",)
+CLEAN += ("evaluation", "reports")
 CLEAN += tuple(f"benchmarks.{path.stem}" for path in (REPO / "benchmarks").glob("*.py"))
 NOT_MATHS = ("argparse", "pathlib", "os", "io", "json", "shutil", "tempfile", "open_clip", "open_clip_train")
 MAX_ROOT_MODULES = 8
