@@ -25,6 +25,7 @@ EVALUATORS = tuple(
 )
 # Folders whose docstrings and names were mended so far.
 CLEAN = ("gaussian", "config", "losses", "distances", "models", "data", "training", "demo")
+CLEAN += ("evaluation", "reports")
 CLEAN += tuple(f"benchmarks.{path.stem}" for path in (REPO / "benchmarks").glob("*.py"))
 CLEAN += ("", "__main__", "cli", "plugin", "encode", "ambiguity", "hub", "runs", "commands")
 CLEAN += tuple(f"research.{name}" for name in ("command", "drift", "sweep", "paper", "toy"))

@@ -55,7 +55,7 @@ def test_what_examples_find_against_a_sort():
     shown = examples(query.uncertainty, [7, 2], query, gallery, CSD(), 4)
     assert [example.query for example in shown] == [7, 2]
     for example in shown:
-        assert example.found == sorted(range(30), key=lambda j: distance[example.query, j].item())[:4]
+        assert example.retrieved == sorted(range(30), key=lambda j: distance[example.query, j].item())[:4]
         assert example.uncertainty == pytest.approx(query.logvar[example.query].exp().sum().item())
     assert examples(query.uncertainty, [], query, gallery, CSD(), 4) == []
 

@@ -1,8 +1,8 @@
-"""`pcmepp eval`: what a model finds, and what its uncertainty means. One evaluator per file, each yields `Metric`s.
+"""`pcmepp eval` measures what a model finds and what its uncertainty means; each evaluator is a file with `Metric`s.
 
-In the order of a run: `command`; `datasets` (what is in a folder); `columns` (the model, and what its results are
-ranked by); `tasks` (which evaluators run on what); the evaluators `retrieval` with
-`coco` and `conformal`, `zeroshot` with `bprw`, `uncertainty` with `levels` and `failure`, `neighbours`, `vagueness`,
-`pairs` and `correspondence`, which take Gaussians and know no files; `metric` (their result); `pages` and `questions`
-(tables and the report); `pictures` with `tsne` (the samples in it).
+The files in the order of a run are `command`; `datasets` (what is in a folder); `columns` (the model, and what its
+results are ranked by); `tasks` (which evaluators run on what); the evaluators `retrieval` with `coco` and `conformal`,
+`zeroshot` with `bprw`, `uncertainty` with `levels` and `failure`, `neighbours`, `vagueness`, `pairs` and
+`correspondence`, which take Gaussians and know no files; `metric` (their result); `pages` and `questions` (tables and
+the report); `pictures` with `tsne` (the samples in it).
 """

@@ -34,26 +34,26 @@ class Setting:
     alpha: float
 
 
-FEW_SHOT = Setting(images=5, samples=20, alpha=2.0)  # labelled images of the class
-NEIGHBOURS = Setting(images=10, samples=10, alpha=5.0)  # the images nearest to the class
+FEW_SHOT = Setting(images=5, samples=20, alpha=2.0)  # It uses labelled images of the class.
+NEIGHBOURS = Setting(images=10, samples=10, alpha=5.0)  # It uses the images nearest to the class.
 
 
 def draw(images: Gaussian, samples: int, generator: torch.Generator) -> Tensor:
-    """`samples` points of each image, [N * samples, D]."""
+    """Draw `samples` points of each image, [N * samples, D]."""
     n, dim = images.mean.shape
     noise_NKD = torch.randn(n, samples, dim, generator=generator)
     return (images.mean[:, None] + (0.5 * images.logvar).exp()[:, None] * noise_NKD).reshape(-1, dim)
 
 
 def log_likelihood(points_SD: Tensor, prompts: Gaussian, eps: float = EPS) -> Tensor:
-    """l_st of the file's docstring, [S, T], without an S x T x D tensor."""
+    """Return l_st of the file's docstring, [S, T], without an S x T x D tensor."""
     z_SD, mu_TD, v_TD = points_SD.double(), prompts.mean.double(), prompts.logvar.double().exp() + eps
     square = z_SD**2 @ (1 / v_TD).T - 2 * z_SD @ (mu_TD / v_TD).T + (mu_TD**2 / v_TD).sum(dim=1)
     return -0.5 * (square + (2 * math.pi * v_TD).log().sum(dim=1))
 
 
 def mixing_proportions(log_likelihood_ST: Tensor, start_T: Tensor, alpha: float) -> Tensor:
-    """pi of the file's docstring, [T]."""
+    """Compute pi of the file's docstring, [T]."""
     observations, prompts = log_likelihood_ST.shape
     pi_T = start_T / start_T.sum()
     for _ in range(MOST_STEPS if observations else 0):
@@ -66,8 +66,7 @@ def mixing_proportions(log_likelihood_ST: Tensor, start_T: Tensor, alpha: float)
 
 
 def prompt_weights(prompts_CTD: Gaussian, images: Gaussian, of_class: Sequence[Tensor], setting: Setting) -> Tensor:
-    """pi of each class, [C, T], from the first images of `of_class[c]`; a class without any keeps its
-    start."""
+    """Return pi of each class, [C, T], from its first images at the indices `of_class[c]`, or the start without any."""
     generator, weights = torch.Generator().manual_seed(0), []
     for mean_TD, logvar_TD, indices in zip(prompts_CTD.mean, prompts_CTD.logvar, of_class, strict=True):
         prompts, chosen = Gaussian(mean_TD, logvar_TD), indices[: setting.images]

@@ -21,15 +21,15 @@ MAX_MATCHES = 50  # ECCV Caption has up to 48 captions per image
 
 
 def load_eccv_caption() -> Any:
-    """Return the package's metrics with its annotations."""
+    """Return the metrics of the `eccv_caption` package with its annotations."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it would rather have ujson
+        warnings.simplefilter("ignore")  # It warns where ujson is missing.
         import eccv_caption
     return eccv_caption.Metrics()
 
 
 def check_ids(package: Any, image_ids: Sequence[int], caption_ids: Sequence[int]) -> None:
-    """ValueError where these are not the images and captions that the package has matches for."""
+    """Raise a ValueError unless these include all images and captions that the package has matches for."""
     missing = set(package.coco_gts["i2t"]) - set(image_ids), set(package.coco_gts["t2i"]) - set(caption_ids)
     if any(missing):
         raise ValueError(
@@ -47,25 +47,25 @@ def coco(
     distances: Iterable[str] | Mapping[str, Distance] | None = None,
     package: Any = None,
 ) -> Iterator[Metric]:
-    """Metrics by the package's names, such as "coco_5k_r1_i2t" and "eccv_map_at_r_t2i", and "coco_1k_rsum",
-    "coco_5k_rsum"."""
+    """Yield metrics by the package's names, such as "coco_5k_r1_i2t" and "eccv_map_at_r_t2i", and those of 1K, such as
+    "coco_1k_r1_i2t", with "coco_1k_rsum" and "coco_5k_rsum"."""
     package = package or load_eccv_caption()
     check_ids(package, image_ids, caption_ids)
     for label, distance in by_name(distances).items():
         i2t = _by_ids(images, texts, image_ids, caption_ids, distance)
         t2i = _by_ids(texts, images, caption_ids, image_ids, distance.transposed)
         wanted = ("coco_5k_recalls", "cxc_recalls", "eccv_r1", "eccv_map_at_r", "eccv_rprecision")
-        found = {
+        values_by_name = {
             f"{name}_{direction}": float(value)
             for name, values in package.compute_all_metrics(i2t, t2i, target_metrics=wanted, Ks=KS).items()
             for direction, value in values.items()
         }
         folds = _folds(package, caption_ids)
-        found |= {f"coco_1k_{name}": v for name, v in coco_1k(images, texts, image_of_text, folds, distance)}
+        values_by_name |= {f"coco_1k_{name}": v for name, v in coco_1k(images, texts, image_of_text, folds, distance)}
         for size in ("1k", "5k"):
-            recall = [found[f"coco_{size}_r{k}_{direction}"] for k in KS for direction in ("i2t", "t2i")]
-            found[f"coco_{size}_rsum"] = 100 * sum(recall)
-        yield from (Metric(name, value, label) for name, value in found.items())
+            recall = [values_by_name[f"coco_{size}_r{k}_{direction}"] for k in KS for direction in ("i2t", "t2i")]
+            values_by_name[f"coco_{size}_rsum"] = 100 * sum(recall)
+        yield from (Metric(name, value, label) for name, value in values_by_name.items())
 
 
 def coco_1k(
@@ -75,7 +75,7 @@ def coco_1k(
     folds: Sequence[Sequence[int]],
     distance: str | Distance,
 ) -> Iterator[tuple[str, float]]:
-    """The mean over folds of R@k within the images and captions of the fold; a fold is the indices of its captions."""
+    """Yield the means over folds of R@k within the images and captions of a fold, given as indices of captions."""
     totals: dict[str, float] = {}
     for direction, _, rank_n in _by_fold(images, texts, image_of_text, folds, distance):
         for k in KS:
@@ -92,8 +92,8 @@ def first_hits_1k(
     distance: str | Distance,
     package: Any = None,
 ) -> tuple[Tensor, Tensor]:
-    """Whether each image, and each caption, finds a partner first within the 1,000 images of its fold, [N] and [M] of
-    0 and 1. The paper compares the uncertainty with this, by CSD."""
+    """Return whether each image, and each caption, finds a partner first within the 1,000 images of its fold, [N] and
+    [M] of 0 and 1. The paper compares the uncertainty with this, by CSD."""
     hit = {"i2t": torch.zeros(len(images.mean)), "t2i": torch.zeros(len(texts.mean))}
     folds = _folds(package or load_eccv_caption(), caption_ids)
     for direction, indices, rank_n in _by_fold(images, texts, image_of_text, folds, distance):
@@ -108,7 +108,7 @@ def _by_fold(
     folds: Sequence[Sequence[int]],
     distance: str | Distance,
 ) -> Iterator[tuple[str, list[int], Tensor]]:
-    """(direction, indices of the queries, rank of the first right item of each) of each fold."""
+    """Yield (direction, indices of the queries, rank of the first right item of each) for both directions of a fold."""
     for fold in folds:
         own = sorted({image_of_text[i] for i in fold})
         place = {image: i for i, image in enumerate(own)}

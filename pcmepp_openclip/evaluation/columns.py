@@ -25,13 +25,13 @@ class EvaluatedModel(Encoder):
 
     @property
     def distance(self) -> str:
-        """The name of the distance that the model was trained to rank by."""
+        """Return the name of the distance that the model was trained to rank by, "cosine" if it has no variances."""
         return self.model.pcmepp_cfg.ranks_by if isinstance(self.model, ProbabilisticModel) else "cosine"
 
     @property
     def distances(self) -> dict[str, Distance]:
-        """The distances that items are ranked by, see `columns`: the cosine alone where only the means count, and
-        those of the bank, if there is one."""
+        """Return the distances that items are ranked by: those of `columns`, or the cosine alone where only the means
+        count, and those of the bank, if there is one."""
         distances = columns(self.model, self.scale, self.also) if self.probabilistic else by_name(["cosine"])
         if self.bank is not None:
             distances |= {"bank": HubnessCorrected(self.bank), "bank_entailment": BankEntailment(self.bank)}

@@ -23,7 +23,7 @@ from .tasks import TaskResult, evaluate_correspondence, evaluate_retrieval, eval
 
 def main(args: argparse.Namespace) -> None:
     """Run the command."""
-    captioned, labelled, chains = _datasets(args)  # before the model, so that mistakes show at once
+    captioned, labelled, chains = _datasets(args)  # They are read before the model, so that mistakes show at once.
     noisy = [read_noisy_pairs(args.noisy_pairs, args.noise_ratio, args.noise_seed)] if args.noisy_pairs else []
     _check_out(args.out)
     with process_group() as rank:
@@ -64,8 +64,8 @@ def _datasets(
         captioned["coco"] = data
     labelled: dict[str, tuple[Labelled, Labelled | None]] = {}
     for name, where in _named(args.zeroshot, "--zeroshot"):
-        apart = (Path(where) / args.val_split).is_dir() and args.val_split != args.split
-        labelled[name] = read_labelled(where, args.split), read_labelled(where, args.val_split) if apart else None
+        has_val = (Path(where) / args.val_split).is_dir() and args.val_split != args.split
+        labelled[name] = read_labelled(where, args.split), read_labelled(where, args.val_split) if has_val else None
     chains: dict[str, Hierarchies] = {}
     if args.hierarcaps:
         chains["hierarcaps"] = read_hierarcaps(args.hierarcaps, args.hierarcaps_images)
@@ -96,16 +96,16 @@ def load(args: argparse.Namespace) -> tuple[EvaluatedModel, list[str]]:
     bank, calibration = find_bank(loaded, args.bank), find_calibration(loaded, args.calibration)
     if calibration is not None:
         check_calibration(calibration, loaded, bank, str(args.calibration or loaded.file_beside(CALIBRATION_FILE)))
-    by = "its means" if bank is None else "its means and its bank"
+    basis = "its means" if bank is None else "its means and its bank"
     notes = []
     if has_random_weights(args.model, args.pretrained):
         notes.append(f"{args.model} has random weights: give --pretrained.")
     if not isinstance(loaded.model, ProbabilisticModel):
-        notes.append(f"{args.model} has no log-variance branch: it is evaluated by {by} alone.")
+        notes.append(f"{args.model} has no log-variance branch: it is evaluated by {basis} alone.")
     elif not loaded.probabilistic:
         notes.append(
             "The log-variance branch is untrained, so its uncertainty means nothing: the model is evaluated by "
-            f"{by} alone."
+            f"{basis} alone."
         )
     encoder = EvaluatedModel(
         loaded.model,
@@ -151,9 +151,9 @@ def write_results(
         print(pages.text_table(result))
     name = args.model if not args.pretrained else f"{args.model}, {Path(args.pretrained).name}"
     lead = f"Split {args.split}, {args.precision}, weights {encoder.fingerprint[:12]}. {' '.join(notes)}"
-    asked = list(questions.questions(results))
-    print(f"\n{questions.text_tables(asked)}")
-    sections = [*asked, *pages.report_sections(results)]
+    overview = list(questions.questions(results))
+    print(f"\n{questions.text_tables(overview)}")
+    sections = [*overview, *pages.report_sections(results)]
     sections += pictures.picture_sections(results, args.examples, args.tsne, args.tsne_seed)
     sections += pictures.training_section(recorded_history(args.pretrained))
     page = report.write_report(args.out, f"Evaluation of {name}", sections, lead)

@@ -1,4 +1,4 @@
-"""How long must a list be to hold the right item in 90 % of the cases? Split-conformal prediction for retrieval.
+"""Split-conformal prediction for retrieval: how long a list must be to hold the right item in 90 % of the cases.
 
 Half of the queries, drawn with a fixed seed, calibrate: of their n scores s of the right item (of several, the best)
 
@@ -36,19 +36,19 @@ LEVELS = 5
 
 
 def halves(count: int) -> tuple[Tensor, Tensor]:
-    """The indices that calibrate, and the others."""
+    """Return the indices of the queries that calibrate, and those of the others."""
     order_N = torch.randperm(count, generator=torch.Generator().manual_seed(0))
     return order_N[: count // 2].sort().values, order_N[count // 2 :].sort().values
 
 
 def threshold(score_N: Tensor, coverage: float = COVERAGE) -> float:
-    """q of the file's docstring."""
+    """Return q of the file's docstring."""
     k = math.ceil(round(coverage * (len(score_N) + 1), 9))  # 0.9 * 10 is not quite 9
     return math.inf if k > len(score_N) else score_N.double().kthvalue(k).values.item()
 
 
 def lists(rank_N: Tensor, gallery: int) -> tuple[float, float]:
-    """(mean size, coverage) of lists of one length.
+    """Return (mean size, coverage) of lists of one length.
 
     Arguments:
         rank_N: the rank, from 0, of the first right item of each query, [N].
@@ -60,7 +60,7 @@ def lists(rank_N: Tensor, gallery: int) -> tuple[float, float]:
 
 
 def level_lists(rank_N: Tensor, uncertainty_N: Tensor, gallery: int, levels: int = LEVELS) -> tuple[float, float]:
-    """The same with a length for each level of uncertainty, between the quantiles of the calibrating queries."""
+    """Return (mean size, coverage) of lists with a length per level of uncertainty, between calibrating quantiles."""
     known, other = halves(len(rank_N))
     if len(known) == 0:
         return _mean(torch.full((len(other),), float(gallery))), _mean(rank_N[other] < gallery)
@@ -72,7 +72,7 @@ def level_lists(rank_N: Tensor, uncertainty_N: Tensor, gallery: int, levels: int
 
 
 def sets(query: Gaussian, gallery: Gaussian, right: Matches, distance: str | Distance) -> tuple[float, float]:
-    """(mean size, coverage) of the sets of items up to one distance, in chunks of the matrix.
+    """Return (mean size, coverage) of the sets of items up to one distance, in chunks of the matrix.
 
     Arguments:
         right: the indices of each query's right items.
@@ -93,7 +93,7 @@ def sets(query: Gaussian, gallery: Gaussian, right: Matches, distance: str | Dis
 def _distances(
     query: Gaussian, gallery: Gaussian, place_NR: Tensor, chosen: Tensor, distance: str | Distance
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """(distance of the nearest right item [n], distances of all [n, M]) for chunks of the chosen queries."""
+    """Yield (distance of the nearest right item [n], distances of all [n, M]) for chunks of the chosen queries."""
     query, place_NR = Gaussian(query.mean[chosen], query.logvar[chosen]), place_NR[chosen]
     factors = get_distance(distance).factors(query, gallery)
     for rows, score_nM in scores(query, gallery, distance):
@@ -107,16 +107,16 @@ def _mean(x_N: Tensor) -> float:
 
 
 def conformal(ranking: Ranking, query: Gaussian, gallery: Gaussian, right: Matches) -> Iterator[Metric]:
-    """`conformal_list_size`, `conformal_list_coverage`, `conformal_set_size`, `conformal_set_coverage`."""
-    list_found = lists(ranking.own_rank_N, len(gallery.mean))
-    for name, found in (("list", list_found), ("set", sets(query, gallery, right, ranking.measure))):
-        for what, value in zip(("size", "coverage"), found, strict=True):
-            yield Metric(f"conformal_{name}_{what}", value, ranking.distance, ranking.direction)
+    """Yield `conformal_list_size`, `conformal_list_coverage`, `conformal_set_size`, `conformal_set_coverage`."""
+    list_values = lists(ranking.own_rank_N, len(gallery.mean))
+    for name, values in (("list", list_values), ("set", sets(query, gallery, right, ranking.measure))):
+        for quantity, value in zip(("size", "coverage"), values, strict=True):
+            yield Metric(f"conformal_{name}_{quantity}", value, ranking.distance, ranking.direction)
 
 
 def conformal_levels(
     rank_N: Tensor, uncertainty_N: Tensor, items: int, samples: str, hit: str, score: str = ""
 ) -> Iterator[Metric]:
-    """`conformal_level_list_size` and `conformal_level_list_coverage`; see `Metric` for the last three arguments."""
-    for what, value in zip(("size", "coverage"), level_lists(rank_N, uncertainty_N, items), strict=True):
-        yield Metric(f"conformal_level_list_{what}", value, samples=samples, hit=hit, score=score)
+    """Yield `conformal_level_list_size` and `conformal_level_list_coverage`; see `Metric` for the last arguments."""
+    for quantity, value in zip(("size", "coverage"), level_lists(rank_N, uncertainty_N, items), strict=True):
+        yield Metric(f"conformal_level_list_{quantity}", value, samples=samples, hit=hit, score=score)

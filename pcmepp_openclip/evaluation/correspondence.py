@@ -35,7 +35,7 @@ BATCH = 1024
 
 
 def correspondence(scores: Mapping[str, Tensor], wrong_N: Tensor) -> Iterator[Metric]:
-    """`wrong_pair_AUROC` of each score; nan where all pairs are right, or all wrong.
+    """Yield `wrong_pair_AUROC` of each score; nan where all pairs are right, or all wrong.
 
     Arguments:
         scores: [N] each, by name.
@@ -52,7 +52,7 @@ def in_batches(
     matching: tuple[Distance, float, float] | None = None,
     batch: int = BATCH,
 ) -> dict[str, Tensor]:
-    """`info_nce` and, given `matching`, `matching` of each pair, [N]; see the file's docstring.
+    """Return `info_nce` and, given `matching`, `matching` of each pair, [N]; see the file's docstring.
 
     Arguments:
         images, texts: Gaussians of the pairs, [N, D], with l2-normalised means.
@@ -62,16 +62,16 @@ def in_batches(
     """
     count = len(images.mean)
     order_N = torch.randperm(count, generator=torch.Generator().manual_seed(0))
-    found = {"info_nce": torch.empty(count)} | ({} if matching is None else {"matching": torch.empty(count)})
+    losses = {"info_nce": torch.empty(count)} | ({} if matching is None else {"matching": torch.empty(count)})
     for part in order_N.tensor_split(math.ceil(count / batch)):
         v, t = (Gaussian(x.mean[part].float(), x.logvar[part].float()) for x in (images, texts))
         logit_BB = scale * v.mean @ t.mean.T
-        found["info_nce"][part] = -(logit_BB.log_softmax(1).diagonal() + logit_BB.log_softmax(0).diagonal()) / 2
+        losses["info_nce"][part] = -(logit_BB.log_softmax(1).diagonal() + logit_BB.log_softmax(0).diagonal()) / 2
         if matching is not None:
             distance, a, b = matching
             y_BB = matching_logits(distance.matrix(v, t), a, b)
             loss_BB = F.softplus(y_BB)
             loss_BB.diagonal().sub_(y_BB.diagonal())  # the label of the others is 0
             total_B = loss_BB.sum(0) + loss_BB.sum(1) - loss_BB.diagonal()
-            found["matching"][part] = total_B / (2 * len(part) - 1)
-    return found
+            losses["matching"][part] = total_B / (2 * len(part) - 1)
+    return losses

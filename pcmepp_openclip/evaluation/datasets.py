@@ -41,8 +41,8 @@ from ..data.shards import IMAGE_SUFFIXES
 from ..data.sizes import read_sizes
 from ..data.sources import label, local_path, parse_sources, shown
 
-DEPTHS = 4  # of HierarCaps
-MAX_FIELD = 1 << 20  # characters of a field of a CSV file
+DEPTHS = 4  # A chain of HierarCaps has this many captions.
+MAX_FIELD = 1 << 20  # A field of a CSV file has at most this many characters.
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Labelled:
     """Images of known classes, and the prompts to find the class by."""
 
     classes: list[str]
-    templates: list[str] | None  # with "{c}"; None where the folder has none of its own
+    templates: list[str] | None  # Each has "{c}"; None where the folder has none of its own.
     images: list[ImageRef] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
     facts: list[Facts] = field(default_factory=list)
@@ -180,8 +180,8 @@ def _labels(names: list[str], classes: list[str]) -> list[int] | None:
 
 
 def _lines(path: Path) -> list[str] | None:
-    """Return the lines of a file without blank ones at its end; ValueError if another one is blank, since lines are
-    counted."""
+    """Return the lines of a file without blank ones at its end, None without a file; raise a ValueError if another one
+    is blank, since lines are counted."""
     if not path.is_file():
         return None
     try:
@@ -235,7 +235,7 @@ def _read_chains(
     rows: Iterable[tuple[list[str], str]], file: str, images: str | None, flag: str, kind: str
 ) -> Hierarchies:
     data, names = Hierarchies(), dict[str, int]()
-    before = csv.field_size_limit(MAX_FIELD)
+    old_limit = csv.field_size_limit(MAX_FIELD)
     try:
         for chain, name in rows:
             if not chain or not all(chain):
@@ -248,7 +248,7 @@ def _read_chains(
         reason = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
         raise ValueError(f"{flag} {file}: it is not {kind} ({reason}).") from None
     finally:
-        csv.field_size_limit(before)
+        csv.field_size_limit(old_limit)
     if not data.chains:
         raise ValueError(f"{flag} {file}: there are no captions in it; give {kind}.")
     if images is not None:
@@ -277,7 +277,7 @@ def read_noisy_pairs(pattern: str, ratio: float, seed: int, flag: str = "--noisy
 
     Arguments:
         pattern: as in `--train-data`, whose noise depends on all sources and their order.
-        ratio, seed: of the noise.
+        ratio, seed: settings of the noise, see `exchange`.
     """
     sources = parse_sources(pattern, flag)
     for source in sources:

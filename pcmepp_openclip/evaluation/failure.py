@@ -29,8 +29,8 @@ from .uncertainty import auroc, rejection
 
 
 def failure(confidence_N: Tensor, hit_N: Tensor, samples: str, hit: str, score: str = "") -> Iterator[Metric]:
-    """The five numbers of the file's docstring. Without a hit or without a miss, AUROC and FPR95 are nan; without a
-    miss, AUPR_error is too.
+    """Yield the five numbers of the file's docstring. Without a hit or without a miss, AUROC and FPR95 are nan; without
+    a miss, AUPR_error is too.
 
     Arguments:
         confidence_N: [N], higher for those that should be hits; only its order matters.
@@ -50,18 +50,18 @@ def failure(confidence_N: Tensor, hit_N: Tensor, samples: str, hit: str, score: 
 
 
 def fpr95(confidence_N: Tensor, hit_N: Tensor) -> float:
-    """The lowest false positive rate at which the ROC curve of hits reaches a true positive rate of 0.95."""
+    """Return the lowest false positive rate at which the ROC curve of hits reaches a true positive rate of 0.95."""
     true_K, false_K = _accepted(confidence_N, hit_N)
     hits, misses = int(true_K[-1]), int(false_K[-1])
     if hits == 0 or misses == 0:
         return math.nan
-    after = int((20 * true_K >= 19 * hits).double().argmax())  # the first point there; it is never (0, 0)
+    after = int((20 * true_K >= 19 * hits).double().argmax())  # It is the first point there, never (0, 0).
     (t0, t1), (f0, f1) = (x[after - 1 : after + 1].tolist() for x in (true_K, false_K))
     return (f0 + (0.95 * hits - t0) / (t1 - t0) * (f1 - f0)) / misses
 
 
 def average_precision(score_N: Tensor, positive_N: Tensor) -> float:
-    """sum over thresholds of (recall - recall before) * precision, as scikit-learn has it; nan without a positive."""
+    """Sum (recall - recall before) * precision over thresholds, as scikit-learn does; nan without a positive."""
     true_K, false_K = _accepted(score_N, positive_N)
     if true_K[-1] == 0:
         return math.nan
@@ -70,8 +70,8 @@ def average_precision(score_N: Tensor, positive_N: Tensor) -> float:
 
 
 def _accepted(score_N: Tensor, positive_N: Tensor) -> tuple[Tensor, Tensor]:
-    """How many positives, and how many others, have at least a score, [K + 1] each: none, then for each of the K
-    different scores from the highest down."""
+    """Count the positives, and the others, with at least a score, [K + 1] each: none, then for each of the K different
+    scores from the highest down."""
     values, place_N = score_N.unique(return_inverse=True)
     place_N = len(values) - 1 - place_N
     counts = (torch.bincount(place_N[mask], minlength=len(values)) for mask in (positive_N > 0.5, positive_N <= 0.5))
@@ -80,25 +80,25 @@ def _accepted(score_N: Tensor, positive_N: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def aurc(confidence_N: Tensor, hit_N: Tensor) -> float:
-    """The area under the risk-coverage curve: the mean over k of the share of misses among the k most confident."""
+    """Return the area under the risk-coverage curve: the mean over k of the misses' share of the k most confident."""
     return 1 - rejection(-confidence_N, hit_N).mean().item()
 
 
 def best_aurc(error: float) -> float:
-    """r + (1 - r) ln(1 - r): the AURC of many samples of which all hits come first."""
+    """Return r + (1 - r) ln(1 - r), the AURC of many samples of which all hits come first."""
     return error + (1 - error) * math.log1p(-error) if error < 1 else 1.0
 
 
 def confidences(query_ND: Tensor, gallery_MD: Tensor, scale: float, chunk: int = CHUNK) -> dict[str, Tensor]:
-    """The confidences of each query that a model without uncertainties has, [N], from the cosines with the gallery and
-    their softmax p with CLIP's scale: the largest cosine `max_cosine`, the largest probability `max_softmax` (MCP), the
+    """Return a query's confidences by a model without uncertainties, [N], from the cosines with the gallery and their
+    softmax p with CLIP's scale: the largest cosine `max_cosine`, the largest probability `max_softmax` (MCP), the
     negative `entropy`, and `doctor`, -(1 - sum p^2) / sum p^2 (Granese et al., 2021). Higher is more confident."""
-    found = []
+    rows = []
     for part in query_ND.split(max(1, chunk // len(gallery_MD))):
         cosine_nM = part @ gallery_MD.T
         log_nM = (scale * cosine_nM).log_softmax(dim=1)
         p_nM = log_nM.exp()
         doctor_n = 1 - 1 / p_nM.square().sum(dim=1)
-        found.append([cosine_nM.amax(dim=1), p_nM.amax(dim=1), (p_nM * log_nM).sum(dim=1), doctor_n])
+        rows.append([cosine_nM.amax(dim=1), p_nM.amax(dim=1), (p_nM * log_nM).sum(dim=1), doctor_n])
     names = "max_cosine", "max_softmax", "entropy", "doctor"
-    return {name: torch.cat(parts) for name, parts in zip(names, zip(*found, strict=True), strict=True)}
+    return {name: torch.cat(parts) for name, parts in zip(names, zip(*rows, strict=True), strict=True)}

@@ -21,13 +21,13 @@ from .metric import Metric
 
 LEVELS = (10, 5)
 RESAMPLES = 1000
-COVERAGE = 0.95  # of the percentile interval
-CHUNK = 200_000  # resampled queries that are held at a time
+COVERAGE = 0.95  # The percentile interval has this share of the values.
+CHUNK = 200_000  # At most this many resampled queries are held at a time.
 
 
 def ordered_hits(place_BN: Tensor, hit_BN: Tensor) -> Tensor:
-    """The hits of each of B sets of N samples from certain to uncertain, [B, N] in double precision; equally uncertain
-    samples share theirs, as in `uncertainty.shared_hits`.
+    """Return the hits of each of B sets of N samples from certain to uncertain, [B, N] in double precision; equally
+    uncertain samples share theirs, as in `uncertainty.shared_hits`.
 
     Arguments:
         place_BN: the place of each sample among the different uncertainties, from 0; all that matters is the order.
@@ -41,12 +41,12 @@ def ordered_hits(place_BN: Tensor, hit_BN: Tensor) -> Tensor:
 
 
 def level_hits(ordered_BN: Tensor, levels: int) -> Tensor:
-    """The share of hits in each level, [B, L]; the sizes of levels differ by at most 1, the first ones are larger."""
+    """Return the share of hits in each level, [B, L]; sizes of levels differ by at most 1, the first are larger."""
     return torch.stack([part.mean(dim=1) for part in ordered_BN.tensor_split(levels, dim=1)], dim=1)
 
 
 def level_statistics(share_BL: Tensor) -> Tensor:
-    """S, R^2 and -S R^2 of the file's docstring, [B, 3]; nan where all levels of a set are equal."""
+    """Return S, R^2 and -S R^2 of the file's docstring, [B, 3]; nan where all levels of a set are equal."""
     share_BL = share_BL.double()
     level_L = torch.arange(share_BL.shape[1], dtype=torch.double)
     below_BL = (share_BL[:, :, None] > share_BL[:, None, :]).sum(dim=2)
@@ -57,13 +57,13 @@ def level_statistics(share_BL: Tensor) -> Tensor:
 
 
 def _correlation(a_L: Tensor, b_BL: Tensor) -> Tensor:
-    """Pearson's, [B]."""
+    """Return Pearson's correlation of `a_L` with each row of `b_BL`, [B]."""
     a_L, b_BL = a_L - a_L.mean(), b_BL - b_BL.mean(dim=1, keepdim=True)
     return (b_BL * a_L).sum(dim=1) / (a_L.norm() * b_BL.norm(dim=1))
 
 
 def interval(values_B: Tensor, coverage: float = COVERAGE) -> tuple[float, float]:
-    """The percentile interval of resampled values, without those that are nan; nan where no value is left."""
+    """Return the percentile interval of resampled values, without those that are nan; nan where no value is left."""
     known = values_B[~values_B.isnan()].double()
     if len(known) == 0:
         return math.nan, math.nan
@@ -75,8 +75,8 @@ def interval(values_B: Tensor, coverage: float = COVERAGE) -> tuple[float, float
 def levels(
     uncertainty_N: Tensor, hit_N: Tensor, samples: str, hit: str, score: str = "", resamples: int = RESAMPLES
 ) -> Iterator[Metric]:
-    """`S_10_levels`, `R2_10_levels`, `-SR2_10_levels` and the same of 5 levels, each with its 95 % bootstrap interval.
-    A set of fewer samples than levels has none of them (nan).
+    """Yield `S_10_levels`, `R2_10_levels`, `-SR2_10_levels` and the same of 5 levels, each with its 95 % bootstrap
+    interval. A set of fewer samples than levels has none of them (nan).
 
     Arguments:
         uncertainty_N, hit_N: [N]; hits are 0 or 1.
@@ -94,12 +94,12 @@ def levels(
         for count in counts:
             drawn[count].append(level_statistics(level_hits(ordered_BN, count)))
     for count in LEVELS:
-        found = [math.nan] * 3
+        statistics = [math.nan] * 3
         ends: list[tuple[float | None, float | None]] = [(math.nan, math.nan) if resamples else (None, None)] * 3
         if count in counts:
-            found = level_statistics(level_hits(ordered_hits(place_N[None], hit_N[None]), count))[0].tolist()
+            statistics = level_statistics(level_hits(ordered_hits(place_N[None], hit_N[None]), count))[0].tolist()
             if resamples:
                 ends = [interval(values_B) for values_B in torch.cat(drawn[count]).T]
-        for name, value, (low, high) in zip(("S", "R2", "-SR2"), found, ends, strict=True):
-            about = {"samples": samples, "hit": hit, "score": score}
-            yield Metric(f"{name}_{count}_levels", value, **about, low=low, high=high)
+        for name, value, (low, high) in zip(("S", "R2", "-SR2"), statistics, ends, strict=True):
+            labels = {"samples": samples, "hit": hit, "score": score}
+            yield Metric(f"{name}_{count}_levels", value, **labels, low=low, high=high)

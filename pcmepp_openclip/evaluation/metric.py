@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Metric:
-    """A value and what it is of.
+    """A value, with what it measures and on what.
 
     Arguments:
         name: such as "R@1", "mAP@R", "miss_AUROC".
@@ -36,8 +36,8 @@ class Metric:
 
     @property
     def key(self) -> str:
-        """The name in files and logs. A ranking by the cosine has open_clip's own name, "image_to_text_R@1"; one by
-        another distance has that in front, "csd/image_to_text_R@1". Numbers about uncertainties read like
+        """Return the name in files and logs. A ranking by the cosine has open_clip's own name, "image_to_text_R@1"; one
+        by another distance has that in front, "csd/image_to_text_R@1". Numbers about uncertainties read like
         "captions/csd_R@1/miss_AUROC" and "images/condition=blurred/AUROC", and those about another score
         "captions/csd_R@1/max_softmax/miss_AUROC"."""
         distance = "" if self.distance == "cosine" else self.distance
@@ -46,10 +46,10 @@ class Metric:
 
 
 def as_dict(metrics: Iterable[Metric]) -> dict[str, float]:
-    """Values by key; the ends of an interval have the key of the value and "_low" or "_high" after it."""
-    found = {}
+    """Return values by key; the ends of an interval have the key of the value and "_low" or "_high" after it."""
+    values = {}
     for metric in metrics:
-        found[metric.key] = metric.value
+        values[metric.key] = metric.value
         ends = (("low", metric.low), ("high", metric.high))
-        found |= {f"{metric.key}_{end}": value for end, value in ends if value is not None}
-    return found
+        values |= {f"{metric.key}_{end}": value for end, value in ends if value is not None}
+    return values

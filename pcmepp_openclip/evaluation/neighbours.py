@@ -24,18 +24,18 @@ from .retrieval import CHUNK, scores, tie_order, top_k
 from .uncertainty import auroc
 
 HIT = "neighbour_R@1"
-CROPS = (0.1, 0.75)  # the range of the sides of crops, as shares of the image's, as in the benchmark's code
+CROPS = (0.1, 0.75)  # The sides of crops are in this range, as shares of the image's, as in the benchmark's code.
 
 
 def nearest_other(images: Gaussian, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
-    """The index of each image's nearest other image by the cosine, [N], and that cosine, [N]; of several equally near
-    ones the first in `tie_order`. It is exact, in chunks of the matrix."""
+    """Return the index of each image's nearest other image by the cosine, [N], and that cosine, [N]; of several equally
+    near ones the first in `tie_order`. It is exact, in chunks of the matrix."""
     order_N = tie_order(images)
     place_N = torch.empty_like(order_N)
     place_N[order_N] = torch.arange(len(order_N), device=order_N.device)
     index, cosine = [], []
     for rows, score_nN in scores(images, images, "cosine", chunk):
-        score_nN = score_nN.scatter(1, place_N[rows, None], -torch.inf)  # not itself
+        score_nN = score_nN.scatter(1, place_N[rows, None], -torch.inf)  # No image is its own neighbour.
         first_n1 = top_k(score_nN, 1)
         index.append(order_N[first_n1[:, 0]])
         cosine.append(score_nN.gather(1, first_n1)[:, 0])
@@ -48,7 +48,7 @@ def neighbours(
     probabilistic: bool = True,
     others: Mapping[str, Tensor] | None = None,
 ) -> Iterator[Metric]:
-    """`hits_of_all`, which is R@1, and `R-AUROC` of -uncertainty and, as `max_cosine`, of the cosine with the
+    """Yield `hits_of_all`, which is R@1, and `R-AUROC` of -uncertainty and, as `max_cosine`, of the cosine with the
     neighbour; nan where there is but one image, or no neighbour is right, or all are.
 
     Arguments:
@@ -71,17 +71,17 @@ def neighbours(
 
 
 def crop_ratios(count: int) -> list[float]:
-    """The sides of the centre crops of so many images, as shares of the image's; drawn evenly, with a fixed seed."""
+    """Draw the sides of the centre crops of `count` images, as shares of the image's, evenly and with a fixed seed."""
     low, high = CROPS
     drawn = torch.rand(count, generator=torch.Generator().manual_seed(0), dtype=torch.double)
     return (low + (high - low) * drawn).tolist()
 
 
 def crops(uncertainty_N: Tensor, cropped_N: Tensor, score: str = "") -> Iterator[Metric]:
-    """`cropped_has_bigger_uncertainty`, see croppedHasBiggerUnc above: equal uncertainties do not count.
+    """Yield `cropped_has_bigger_uncertainty`, see croppedHasBiggerUnc above: equal uncertainties do not count.
 
     Arguments:
-        uncertainty_N, cropped_N: of the images and of their crops, [N].
+        uncertainty_N, cropped_N: uncertainties of the images and of their crops, [N].
         score: where they come from, see `Metric`.
     """
     share = (cropped_N > uncertainty_N).double().mean().item()

@@ -14,7 +14,7 @@ from ..system.redact import printable
 from . import uncertainty
 from .tasks import QueryResults, TaskResult
 
-COLOURS = ("#2a8c86", "#c8742c", "#7a68b3", "#b3456b", "#6b8e23")  # readable on light and on dark
+COLOURS = ("#2a8c86", "#c8742c", "#7a68b3", "#b3456b", "#6b8e23")  # They are readable on light and on dark.
 
 TITLES = {
     "retrieval": "Retrieval",
@@ -54,11 +54,11 @@ The probability that an image and a caption belong together, over all combinatio
 weight as all others. On the line it means what it says; "match ECE" is the mean distance from the line. "sigmoid" is
 the model's own logit with the constant shift that is best on these very pairs. A caption that happens to be true of
 another image counts as no pair."""
-SHOWN = {"": "uncertainty", "bank": "confusion by the bank"}  # what has a section of its own, by its `score`
+SHOWN = {"": "uncertainty", "bank": "confusion by the bank"}  # These scores have sections of their own.
 
 
 def report_sections(results: Sequence[TaskResult]) -> Iterator[Section]:
-    texts = {"": UNCERTAINTY, "bank": BANK}  # said once each
+    texts = {"": UNCERTAINTY, "bank": BANK}  # Each is said once.
     for result in results:
         yield _numbers(result)
         if result.pairs:
@@ -71,7 +71,7 @@ def report_sections(results: Sequence[TaskResult]) -> Iterator[Section]:
 
 
 def shown_scores(result: TaskResult, query: QueryResults) -> list[str]:
-    """Return the scores in `SHOWN` that there are."""
+    """Return the scores in `SHOWN` that the queries have."""
     return [score for score in query.uncertainties(result.probabilistic) if score in SHOWN]
 
 
@@ -130,7 +130,7 @@ def text_table(result: TaskResult) -> str:
     """Return the numbers for the terminal."""
     tables = [task_table(result)]
     for query in result.queries:
-        for score in dict.fromkeys(["", *shown_scores(result, query)]):  # without uncertainties, the calibration error
+        for score in dict.fromkeys(["", *shown_scores(result, query)]):  # "" also has the calibration error.
             prefix = " ".join(filter(None, (query.samples, score)))
             tables.append(uncertainty_table(result, query.samples, score).add_prefix(f"{prefix}: ", axis="index"))
     if result.pairs:
@@ -182,7 +182,7 @@ def _uncertainty(result: TaskResult, query: QueryResults, score: str, text: str)
             "when the most uncertain are rejected; flat is chance",
         ),
     ]
-    if score == shown_scores(result, query)[0]:  # the curve knows neither of them
+    if score == shown_scores(result, query)[0]:  # The curve is the same for all scores.
         drawn.append(_reliability_plot(result, query))
     label = SHOWN[score]
     drawn.append(Plot(f"{prefix}-histogram", _histogram(query, uncertainty_N, label), "how uncertain the samples are"))
@@ -214,7 +214,7 @@ def _rows(table: pd.DataFrame) -> list[list[str]]:
 
 
 def words_of(name: str) -> str:
-    """Return a metric's name to read, and to break where a line is short."""
+    """Return a metric's name in words, which can be broken into lines."""
     return name.replace("_", " ").replace("/", ": ").replace("=", " = ")
 
 
@@ -232,8 +232,8 @@ def _rejection(query: QueryResults, uncertainty_N: Tensor) -> Any:
     figure, axes = plots.new(x="share kept", y="hits among them")
     for (name, hit), colour in zip(query.hits.items(), COLOURS, strict=False):
         curve = uncertainty.rejection(uncertainty_N, hit)
-        shown = torch.linspace(0.05, 1, 96).mul(len(curve)).ceil().long().clamp(1, len(curve)).unique()
-        axes.plot((shown / len(curve)).tolist(), curve[shown - 1].tolist(), label=name, color=colour)
+        kept = torch.linspace(0.05, 1, 96).mul(len(curve)).ceil().long().clamp(1, len(curve)).unique()
+        axes.plot((kept / len(curve)).tolist(), curve[kept - 1].tolist(), label=name, color=colour)
         axes.axhline(curve[-1].item(), color=colour, linewidth=0.8, linestyle=":")
     axes.legend(frameon=False, labelcolor=plots.INK)
     return figure

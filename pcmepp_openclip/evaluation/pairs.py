@@ -26,11 +26,11 @@ from ..ambiguity.calibration import Calibration, pair_offsets
 from ..gaussian import Gaussian, full_precision
 from .metric import Metric
 
-CHUNK = 10_000_000  # combinations held at a time
+CHUNK = 10_000_000  # At most this many combinations are held at a time.
 PRIOR = 0.5
 BINS = 10
-SHIFT_BINS = 1 << 16  # of the cosines, to find c by
-Curve = list[tuple[float, float, float]]  # (mean probability, share of pairs, share of the weight) of each bin
+SHIFT_BINS = 1 << 16  # The histogram of the cosines, by which c is found, has this many bins.
+Curve = list[tuple[float, float, float]]  # Each bin has its mean probability, share of pairs and share of the weight.
 
 
 def reliabilities(
@@ -42,14 +42,14 @@ def reliabilities(
     bank: Bank | None = None,
     chunk: int = CHUNK,
 ) -> dict[str, tuple[Curve, float]]:
-    """The reliability diagram and `match_ECE` of each probability by its name, "calibrated_bank" or
+    """Return the reliability diagram and `match_ECE` of each probability by its name, "calibrated_bank" or
     "calibrated_variance" by the estimator, then "sigmoid"; {} where there is but one image.
 
     Arguments:
         images, texts: Gaussians with l2-normalised means, [N, D] and [M, D].
         image_of_text: for each text the index of the image that it was written for.
         scale: s, by which the model multiplies a cosine.
-        bank: what the calibration was fitted with, where its estimator is "bank".
+        bank: the bank that the calibration was fitted with, where its estimator is "bank".
         chunk: combinations held at a time.
     """
     if len(images.mean) < 2:
@@ -69,7 +69,7 @@ def reliabilities(
 
 @dataclass(frozen=True)
 class _Combinations:
-    """s cos of all images with all texts, and which of them are pairs, in chunks."""
+    """The scaled cosines, s cos, of all images with all texts, and which of them are pairs, in chunks."""
 
     image_ND: Tensor
     text_MD: Tensor
@@ -86,7 +86,7 @@ class _Combinations:
         return (len(self.image_ND) - 1) * len(self.text_MD)
 
     def __iter__(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """(images, s cos [n, M], whether it is a pair [n, M]) of each chunk."""
+        """Yield (images, s cos [n, M], whether it is a pair [n, M]) of each chunk."""
         n, step = len(self.image_ND), max(1, self.chunk // self.pairs)
         for start in range(0, n, step):
             rows = slice(start, min(start + step, n))
@@ -96,8 +96,8 @@ class _Combinations:
 
 
 def best_shift(combinations: _Combinations) -> float:
-    """c of the file's docstring, at which the probabilities have the mean 1/2; by bisection over a fine histogram of
-    the cosines, so that the matrix is formed once."""
+    """Find c of the file's docstring, at which the probabilities have the mean 1/2, by bisection over a fine histogram
+    of the cosines, so that the matrix is formed once."""
     s = combinations.scale
     pair_K, all_K = torch.zeros(SHIFT_BINS, dtype=torch.long), torch.zeros(SHIFT_BINS, dtype=torch.long)
     for _, logit_nM, pair_nM in combinations:
@@ -116,10 +116,10 @@ def best_shift(combinations: _Combinations) -> float:
 
 
 def reliability(combinations: _Combinations, probability: Callable[[slice, Tensor], Tensor]) -> tuple[Curve, float]:
-    """`ambiguity.calibration.reliability` with a prior of 1/2, in chunks.
+    """Compute `ambiguity.calibration.reliability` with a prior of 1/2, in chunks.
 
     Arguments:
-        probability: of (images, s cos [n, M]), [n, M].
+        probability: a function of (images, s cos [n, M]) to [n, M].
     """
     weights = torch.tensor([(1 - PRIOR) / combinations.others, PRIOR / combinations.pairs], dtype=torch.double)
     total, mean, share = torch.zeros(3, BINS, dtype=torch.double)
@@ -137,7 +137,7 @@ def reliability(combinations: _Combinations, probability: Callable[[slice, Tenso
     return curve, math.fsum(t * abs(m - s) for m, s, t in curve)
 
 
-def pairs(found: Mapping[str, tuple[Curve, float]]) -> Iterator[Metric]:
-    """`match_ECE` of each of `reliabilities`."""
-    for score, (_, error) in found.items():
+def pairs(curves: Mapping[str, tuple[Curve, float]]) -> Iterator[Metric]:
+    """Yield `match_ECE` of each of `reliabilities`."""
+    for score, (_, error) in curves.items():
         yield Metric("match_ECE", error, samples="pairs", score=score)

@@ -17,9 +17,9 @@ from .retrieval import nearest
 from .tasks import CaptionedGaussians, QueryResults, TaskResult
 from .tsne import Plane, place
 
-FOUND = 4  # items that are shown of what a sample finds
+FOUND = 4  # This many of the items that a sample finds are shown.
 PAIR_COLOURS = ("#2a8c86", "#c8742c", "#7a68b3", "#b3456b", "#6b8e23", "#3a74c4", "#a8842c", "#5c6670")
-AREAS = (25.0, 420.0)  # of the least and of the most uncertain item, in square points
+AREAS = (25.0, 420.0)  # The least and the most uncertain item have these areas, in square points.
 EXAMPLES = """\
 The number is the {label}. Beside each are the first {count} of the {size:,} {gallery} that it finds by the distance
 {distance}; those that it is paired with, or that are known to fit, have a tick."""
@@ -37,7 +37,7 @@ def picture_sections(results: Sequence[TaskResult], count: int, tsne: int = 0, s
     Arguments:
         count: samples at each end of the uncertainty, 0 for none.
         tsne: images to show in the plane, 0 for no plane.
-        seed: of their choice.
+        seed: the seed of their choice.
     """
     for result in results:
         if tsne and result.encoded is not None:
@@ -56,22 +56,22 @@ def training_section(history: Sequence[Mapping[str, Any]]) -> Iterator[Section]:
 
 
 def _extremes(result: TaskResult, query: QueryResults, score: str, count: int) -> Iterator[Section]:
-    """The most, then the least uncertain samples by one score; of equal captions the first."""
+    """Yield sections of the most, then of the least uncertain samples by one score; of equal captions the first."""
     uncertainty_N, by = query.uncertainties(result.probabilistic)[score], " by the bank" if score == "bank" else ""
     captions = result.data.captions if query.samples == "captions" else None
-    for what, indices in zip(("most", "least"), extremes(uncertainty_N, count, captions), strict=True):
-        title = f"{result.name}: {what} uncertain {query.samples}{by}"
+    for end, indices in zip(("most", "least"), extremes(uncertainty_N, count, captions), strict=True):
+        title = f"{result.name}: {end} uncertain {query.samples}{by}"
         if not indices:
             continue
         if result.encoded is None:
             yield Section(title, thumbnails=[_labelled(result, i, uncertainty_N[i].item()) for i in indices])
         else:
-            text = _explanation(result.encoded, query, SHOWN[score]) if what == "most" else ""
-            yield Section(title, text, examples=_with_found(result.encoded, query, indices, uncertainty_N))
+            text = _explanation(result.encoded, query, SHOWN[score]) if end == "most" else ""
+            yield Section(title, text, examples=_with_retrieved(result.encoded, query, indices, uncertainty_N))
 
 
 def _labelled(result: TaskResult, index: int, value: float) -> Thumbnail:
-    """An image of a zero-shot folder with its class."""
+    """Return an image of a zero-shot folder with its uncertainty and its class."""
     data = result.data
     return Thumbnail(decode_image(data.images[index].read()), f"{number(value)}: {data.classes[data.labels[index]]}")
 
@@ -82,10 +82,10 @@ def _explanation(encoded: CaptionedGaussians, query: QueryResults, label: str) -
     return EXAMPLES.format(label=label, count=min(FOUND, size), size=size, gallery=gallery, distance=encoded.distance)
 
 
-def _with_found(
+def _with_retrieved(
     encoded: CaptionedGaussians, query: QueryResults, indices: list[int], uncertainty_N: Tensor
 ) -> list[Row]:
-    """Images with the captions that they find, or captions with the images."""
+    """Return rows of images with the captions that they find, or of captions with the images."""
     measure = next(x for x in encoded.rankings if (x.distance, x.samples) == (encoded.distance, query.samples)).measure
     sides = (encoded.images, encoded.captions)
     own, gallery = sides if query.samples == "images" else sides[::-1]
@@ -98,19 +98,19 @@ class Example(NamedTuple):
 
     query: int
     uncertainty: float
-    found: list[int]
+    retrieved: list[int]
 
 
-def extremes(uncertainty_N: Tensor, count: int, same: Sequence[Hashable] | None = None) -> tuple[list[int], list[int]]:
-    """Indices of the most uncertain samples, the most uncertain first, and of the least uncertain ones, the least
-    uncertain first: `count` of each, fewer where there are not twice as many.
+def extremes(uncertainty_N: Tensor, count: int, keys: Sequence[Hashable] | None = None) -> tuple[list[int], list[int]]:
+    """Return indices of the most uncertain samples, the most uncertain first, and of the least uncertain ones, the
+    least uncertain first: `count` of each, fewer where there are not twice as many.
 
     Arguments:
-        same: for each sample what it is; of equal ones only the first counts.
+        keys: the key of each sample; of samples with equal keys only the first counts.
     """
     kept = list(range(len(uncertainty_N)))
-    if same is not None:
-        kept = sorted({what: i for i, what in reversed(list(enumerate(same)))}.values())
+    if keys is not None:
+        kept = sorted({key: i for i, key in reversed(list(enumerate(keys)))}.values())
     order = [kept[i] for i in uncertainty_N[kept].argsort(descending=True, stable=True).tolist()]
     return order[:count], order[count:][::-1][:count]
 
@@ -118,16 +118,16 @@ def extremes(uncertainty_N: Tensor, count: int, same: Sequence[Hashable] | None 
 def examples(
     uncertainty_N: Tensor, indices: Sequence[int], query: Gaussian, gallery: Gaussian, distance: Distance, k: int
 ) -> list[Example]:
-    """The queries at `indices` with the `k` items that each finds.
+    """Return the queries at `indices` with the `k` items that each finds.
 
     Arguments:
-        uncertainty_N: of all queries.
+        uncertainty_N: uncertainties of all queries.
         query, gallery: all Gaussians, [N, D] and [M, D].
-        distance: to be called with the queries first.
+        distance: a distance, which is called with the queries first.
     """
     chosen = Gaussian(query.mean[list(indices)], query.logvar[list(indices)])
-    found_nk = torch.cat(list(nearest(chosen, gallery, distance, k))).tolist() if len(indices) else []
-    return [Example(i, uncertainty_N[i].item(), found) for i, found in zip(indices, found_nk, strict=True)]
+    retrieved_nk = torch.cat(list(nearest(chosen, gallery, distance, k))).tolist() if len(indices) else []
+    return [Example(i, uncertainty_N[i].item(), items) for i, items in zip(indices, retrieved_nk, strict=True)]
 
 
 def _image_row(encoded: CaptionedGaussians, example: Example) -> Row:
@@ -135,14 +135,14 @@ def _image_row(encoded: CaptionedGaussians, example: Example) -> Row:
     captions = encoded.data.captions
     return Row(
         thumbnails=[thumbnail],
-        lines=[_ticked(captions[j], encoded.fits(example.query, j)) for j in example.found],
+        lines=[_ticked(captions[j], encoded.fits(example.query, j)) for j in example.retrieved],
     )
 
 
 def _caption_row(encoded: CaptionedGaussians, example: Example) -> Row:
     thumbnails = [
         Thumbnail(decode_image(encoded.data.images[i].read()), _ticked(str(rank), encoded.fits(i, example.query)))
-        for rank, i in enumerate(example.found, start=1)
+        for rank, i in enumerate(example.retrieved, start=1)
     ]
     return Row(f"{number(example.uncertainty)}: {encoded.data.captions[example.query]}", thumbnails)
 
@@ -168,7 +168,7 @@ def tsne_section(result: TaskResult, encoded: CaptionedGaussians, count: int, se
 
 
 def draw_plane(plane: Plane, image_of_caption: Sequence[int], image_N: Tensor | None, caption_M: Tensor | None) -> Any:
-    """A matplotlib figure.
+    """Return a matplotlib figure of the plane.
 
     Arguments:
         image_of_caption: for each caption of the dataset the index of its image.
@@ -179,9 +179,9 @@ def draw_plane(plane: Plane, image_of_caption: Sequence[int], image_N: Tensor | 
     axes.spines[:].set_visible(False)
     shown = plane.images[: plane.shown]
     captions = {i: [j for j, k in enumerate(plane.captions) if image_of_caption[k] == i] for i in shown}
-    back = [j for j, k in enumerate(plane.captions) if image_of_caption[k] not in captions]
+    background = [j for j, k in enumerate(plane.captions) if image_of_caption[k] not in captions]
     axes.scatter(*plane.image_I2[plane.shown :].T, marker="s", s=9, color=plots.INK, alpha=0.25, linewidths=0)
-    axes.scatter(*plane.caption_J2[back].T, s=5, color=plots.INK, alpha=0.25, linewidths=0)
+    axes.scatter(*plane.caption_J2[background].T, s=5, color=plots.INK, alpha=0.25, linewidths=0)
     drawn = [j for i in shown for j in captions[i]]
     image_area_I, caption_area_J = areas(image_N, shown), areas(caption_M, [plane.captions[j] for j in drawn])
     area_of = dict(zip(drawn, caption_area_J, strict=True))
@@ -197,7 +197,7 @@ def draw_plane(plane: Plane, image_of_caption: Sequence[int], image_N: Tensor | 
 
 
 def _add_legend(axes: Any, colour: str, by_uncertainty: bool) -> None:
-    """Below the plane, for the PNG file, which has no caption."""
+    """Add a legend below the plane, for the PNG file, which has no caption."""
     from matplotlib.lines import Line2D
 
     look: dict[str, Any] = {"linestyle": "none", "markeredgewidth": 0}
@@ -212,7 +212,7 @@ def _add_legend(axes: Any, colour: str, by_uncertainty: bool) -> None:
 
 
 def areas(uncertainty_N: Tensor | None, indices: Sequence[int]) -> list[float]:
-    """The areas of the items at `indices`: linear in the uncertainty, between both ends of `AREAS`."""
+    """Return the areas of the items at `indices`: linear in the uncertainty, between both ends of `AREAS`."""
     least, most = AREAS
     if uncertainty_N is None:
         return [(least + most) / 4] * len(indices)

@@ -1,6 +1,8 @@
-"""The four questions on one page: what is found, which failures are foreseen, what an embedding is worth, and what is
-vague. One table each, over all datasets of an evaluation, with the uncertainty, and the bank if there is one, beside
-what needs neither."""
+"""Four questions on one page: what is found, which failures are foreseen, what an embedding is worth, what is vague.
+
+Each has one table over all datasets of an evaluation, which shows the uncertainty, the bank if there is one, and what
+needs neither.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -53,7 +55,7 @@ VAGUENESS_COLUMNS = (
 
 
 def questions(results: Sequence[TaskResult]) -> Iterator[Section]:
-    """The four sections; one without data says what it needs."""
+    """Yield the four sections; one without data says what it needs."""
     frame = metric_frame(results)
     frame["cell"] = cells(frame)
     frame["score"] = frame.score.replace({"": "uncertainty", "bank_gallery": "bank over the gallery"})
@@ -72,7 +74,7 @@ def questions(results: Sequence[TaskResult]) -> Iterator[Section]:
 
 
 def text_tables(sections: Sequence[Section]) -> str:
-    """The same for the terminal."""
+    """Return the sections' tables for the terminal."""
     tables = (pd.DataFrame(section.rows, columns=section.header).to_string(index=False) for section in sections)
     known = [(section, table) for section, table in zip(sections, tables, strict=True) if section.rows]
     return printable("\n\n".join(f"{section.title}\n{table}" for section, table in known))
@@ -102,8 +104,8 @@ def _vagueness(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _table(frame: pd.DataFrame, keys: Sequence[str], names: Sequence[str]) -> pd.DataFrame:
-    """One row per combination of keys, one column per metric of these names, in the order in which they first occur;
-    metrics that nothing has are left out."""
+    """Return a row per combination of keys, in the order in which these first occur, and a column per metric of `names`
+    that occurs."""
     frame = frame[frame["name"].isin(names)]
     if frame.empty:
         return pd.DataFrame()

@@ -21,18 +21,18 @@ from ..gaussian import Gaussian
 from .metric import Metric
 
 KS = (1, 5, 10)
-CHUNK = 10_000_000  # elements of the matrix held at a time: above the 32 MB below which glibc fragments its heap
-SAMPLES = {"image_to_text": "images", "text_to_image": "captions"}  # the queries of each direction
-Matches = Sequence[Sequence[int]]  # the indices of the right items of the gallery, for each query
+CHUNK = 10_000_000  # At most this many elements of the matrix are held: below 32 MB, glibc fragments its heap.
+SAMPLES = {"image_to_text": "images", "text_to_image": "captions"}  # Each direction has these queries.
+Matches = Sequence[Sequence[int]]  # Each query has the indices of its right items in the gallery.
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """What one distance finds in one direction, per query.
+    """The results of one distance in one direction, per query.
 
     Arguments:
         distance, direction: see `Metric`.
-        measure: the distance itself, to be called with the queries first.
+        measure: the distance itself, which is called with the queries first.
         own_rank_N: the rank, from 0, of the first item that the query is paired with.
         match_rank_N: the rank of the first item that fits, or None where only the pairs are known.
         average_precision_N, r_precision_N: mAP@R and R-Precision per query, see `precisions`; None where every query
@@ -49,18 +49,17 @@ class Ranking:
 
     @property
     def samples(self) -> str:
-        """The queries: "images" or "captions"."""
+        """Return the name of the queries, "images" or "captions"."""
         return SAMPLES[self.direction]
 
     @property
     def hits(self) -> dict[str, Tensor]:
-        """Whether the first item is right, [N] of 0 and 1, by what counts as right: what uncertainty is compared
-        with."""
+        """Return whether the first item is right, [N] of 0 and 1, by what counts as right, such as "csd_R@1"."""
         ranks = {"R@1": self.own_rank_N, "any_match_R@1": self.match_rank_N}
         return {f"{self.distance}_{name}": (rank < 1).float() for name, rank in ranks.items() if rank is not None}
 
     def metrics(self) -> Iterator[Metric]:
-        """R@1, R@5, R@10, mean and median rank, and where there are several right answers any_match_R@1, mAP@R and
+        """Yield R@1, R@5, R@10, mean and median rank, and with several right answers any_match_R@1, mAP@R and
         R-Precision."""
         rank = self.own_rank_N.double()
         values: dict[str, Tensor | None] = {f"R@{k}": rank < k for k in KS}
@@ -81,7 +80,7 @@ def rankings(
     images_of_text: Matches | None = None,
     distances: Iterable[str] | Mapping[str, Distance] | None = None,
 ) -> list[Ranking]:
-    """Both directions by each distance, image to text first.
+    """Return the rankings in both directions by each distance, image to text first.
 
     Arguments:
         image_of_text: for each text the index of the image that it was written for.
@@ -102,11 +101,11 @@ def rankings(
     ]
 
 
-def retrieval_metrics(found: Sequence[Ranking]) -> Iterator[Metric]:
-    """The metrics of each ranking, and after both directions of a distance its RSUM: the six R@k in per cent, added."""
-    for distance in dict.fromkeys(ranking.distance for ranking in found):
+def retrieval_metrics(ranked: Sequence[Ranking]) -> Iterator[Metric]:
+    """Yield the metrics of each ranking, and after those of each distance its RSUM, the sum of all R@k in per cent."""
+    for distance in dict.fromkeys(ranking.distance for ranking in ranked):
         rsum = 0.0
-        for ranking in found:
+        for ranking in ranked:
             if ranking.distance == distance:
                 for metric in ranking.metrics():
                     rsum += 100 * metric.value if metric.name in {f"R@{k}" for k in KS} else 0
@@ -118,9 +117,9 @@ class _Right(NamedTuple):
     """The right answers of each query, which are the same for every distance.
 
     Arguments:
-        own_NR: where the items that a query is paired with are in `tie_order`, padded with M.
-        match_NR: the same of all items that fit, or None where only the pairs are known.
-        count_N: how many items are right: those that fit, or else the paired ones.
+        own_NR: places in `tie_order` of the items that a query is paired with, padded with M.
+        match_NR: places of all items that fit, or None where only the pairs are known.
+        count_N: the number of right items: of those that fit, or else of the paired ones.
     """
 
     own_NR: Tensor
@@ -146,12 +145,12 @@ def _rank(name: str, distance: Distance, direction: str, query: Gaussian, galler
             hit_nK = _is_in(top_k(score_nM, most), right_NR[rows], score_nM)
             precision.append(torch.stack(precisions(hit_nK, count_N[rows])))
     average, r_precision = torch.cat(precision, dim=1) if precision else (None, None)
-    found = torch.cat(ranks_of_matches) if ranks_of_matches else None
-    return Ranking(name, direction, distance, torch.cat(own_ranks), found, average, r_precision)
+    match_rank_N = torch.cat(ranks_of_matches) if ranks_of_matches else None
+    return Ranking(name, direction, distance, torch.cat(own_ranks), match_rank_N, average, r_precision)
 
 
 def match_ranks(query: Gaussian, gallery: Gaussian, matches: Matches, distance: str | Distance) -> Tensor:
-    """The rank, from 0, of the first right item for each query, [N]."""
+    """Return the rank, from 0, of the first right item for each query, [N]."""
     place_NR = places(matches, gallery)
     return torch.cat([first_rank(score, place_NR[rows]) for rows, score in scores(query, gallery, distance)])
 
@@ -159,15 +158,15 @@ def match_ranks(query: Gaussian, gallery: Gaussian, matches: Matches, distance: 
 def nearest(
     query: Gaussian, gallery: Gaussian, distance: str | Distance, k: int, chunk: int = CHUNK
 ) -> Iterator[Tensor]:
-    """The indices of the k nearest items, [n, k], nearest first, for chunks of queries in order."""
+    """Yield the indices of the k nearest items, [n, k], nearest first, for chunks of queries in order."""
     order_M = tie_order(gallery)
     for _, score_nM in scores(query, gallery, distance, chunk):
         yield order_M[top_k(score_nM, k)]
 
 
 def tie_order(gallery: Gaussian) -> Tensor:
-    """The fixed random order of the gallery by which ties are broken, [M]: never by the order in which right answers
-    happen to be stored, so that a model which maps everything to one point finds as much as chance does."""
+    """Return the fixed random order of the gallery by which ties are broken, [M]: never by the order in which right
+    answers happen to be stored, so that a model which maps everything to one point finds as much as chance does."""
     order_M = torch.randperm(len(gallery.mean), generator=torch.Generator().manual_seed(0))
     return order_M.to(gallery.mean.device)
 
@@ -175,7 +174,7 @@ def tie_order(gallery: Gaussian) -> Tensor:
 def scores(
     query: Gaussian, gallery: Gaussian, distance: str | Distance, chunk: int = CHUNK
 ) -> Iterator[tuple[slice, Tensor]]:
-    """(rows, closeness) for chunks of queries in order: [n, M], larger for nearer, the gallery in `tie_order`.
+    """Yield (rows, closeness) for chunks of queries in order: [n, M], larger for nearer, the gallery in `tie_order`.
 
     Equal items of the gallery always tie: their score is computed once.
     """
@@ -183,7 +182,7 @@ def scores(
     key_U, place_M = gallery.keys.unique(return_inverse=True)
     if len(key_U) == len(order_M):
         kept_U, expand_M = order_M, None
-    else:  # any one of the equal items
+    else:  # Any one of the equal items stands for all.
         indices = torch.arange(len(place_M), device=place_M.device)
         kept_U = torch.empty_like(key_U).index_copy_(0, place_M, indices)
         expand_M = place_M[order_M]
@@ -207,7 +206,7 @@ def scores(
 
 
 def first_rank(score_nM: Tensor, place_nR: Tensor) -> Tensor:
-    """The rank, from 0, of the best of the items at `place_nR`, [n]: how many items come before it in a stable sort.
+    """Return the rank, from 0, of the best of the items at `place_nR`, [n]: how many come before it in a stable sort.
 
     Arguments:
         place_nR: columns of `score_nM`, M where a query has fewer than R of them.
@@ -228,7 +227,7 @@ def first_rank(score_nM: Tensor, place_nR: Tensor) -> Tensor:
 
 
 def places(matches: Matches, gallery: Gaussian) -> Tensor:
-    """Where each query's right items are in `tie_order`, [N, R], padded with M."""
+    """Return the places of each query's right items in `tie_order`, [N, R], padded with M."""
     device, size = gallery.mean.device, len(gallery.mean)
     place_M = torch.empty(size + 1, dtype=torch.long, device=device)
     place_M[tie_order(gallery)] = torch.arange(size, device=device)
@@ -238,13 +237,13 @@ def places(matches: Matches, gallery: Gaussian) -> Tensor:
 
 
 def _is_in(top_nK: Tensor, place_nR: Tensor, score_nM: Tensor) -> Tensor:
-    """Whether each retrieved item is right, [n, K]."""
+    """Return whether each retrieved item is right, [n, K]."""
     right_nM = torch.zeros(len(score_nM), score_nM.shape[1] + 1, dtype=torch.bool, device=score_nM.device)
     return right_nM.scatter_(1, place_nR, True).gather(1, top_nK)
 
 
 def top_k(score_nM: Tensor, k: int) -> Tensor:
-    """The columns of the k highest scores, [n, k], the highest first and equal ones in the order of columns.
+    """Return the columns of the k highest scores, [n, k], the highest first and equal ones in the order of columns.
 
     That is the start of a stable sort, so the result for a larger k begins with that for a smaller one, which
     `torch.topk` does not promise."""
@@ -260,7 +259,7 @@ def top_k(score_nM: Tensor, k: int) -> Tensor:
 
 
 def precisions(hit_NK: Tensor, count_N: Tensor) -> tuple[Tensor, Tensor]:
-    """(mAP@R, R-Precision) of each query, [N], from right or wrong at the first K ranks, where R, the number of
+    """Return (mAP@R, R-Precision) of each query, [N], from right or wrong at the first K ranks, where R, the number of
     right items, is at most K.
 
         R-Precision = share of right items among the first R
@@ -273,7 +272,7 @@ def precisions(hit_NK: Tensor, count_N: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def invert(matches: Matches, count: int) -> list[list[int]]:
-    """Matches seen from the other side, which has `count` items."""
+    """Return the matches seen from the other side, which has `count` items."""
     inverse: list[list[int]] = [[] for _ in range(count)]
     for i, items in enumerate(matches):
         for j in items:

@@ -1,4 +1,4 @@
-"""A dataset through the encoder and the evaluators: metrics for results.json, and what the report draws from.
+"""Evaluation of one dataset: it is encoded, and evaluators give metrics for results.json and data for the report.
 
 All ranks encode; rank 0 alone computes the metrics, the others get None. An evaluator is a function from what was
 encoded to metrics; a new one is one file, and one line in `RETRIEVAL_EVALUATORS` or `ZEROSHOT_EVALUATORS`.
@@ -62,12 +62,12 @@ class QueryResults:
 class TaskResult:
     name: str
     task: str
-    data: Any  # Captioned, Labelled, Hierarchies or NoisyPairs
+    data: Any  # It is Captioned, Labelled, Hierarchies or NoisyPairs.
     metrics: list[Metric]
     probabilistic: bool
     queries: list[QueryResults] = field(default_factory=list)
     pairs: dict[str, tuple[Curve, float]] = field(default_factory=dict)  # see `pairs.reliabilities`
-    encoded: "CaptionedGaussians | None" = None  # of retrieval, for pictures of samples and what they find
+    encoded: "CaptionedGaussians | None" = None  # Retrieval sets it, for pictures of samples.
 
     def as_json(self) -> dict[str, Any]:
         out: dict[str, Any] = {"images": len(self.data.images)}
@@ -123,7 +123,7 @@ class CaptionedGaussians:
     distance: str = "cosine"
 
     def fits(self, image: int, caption: int) -> bool:
-        """Return whether they are a pair, or are known to fit."""
+        """Return whether an image and a caption are a pair, or are known to fit."""
         known = self.data.images_of_caption
         return self.data.image_of_caption[caption] == image or (known is not None and image in known[caption])
 
@@ -173,26 +173,28 @@ def evaluate_retrieval(
     distances = encoder.distances | (approximate_distances() if ann else {})
     ranked = rankings(images, texts, data.image_of_caption, data.images_of_caption, distances)
     queries = []
-    for samples, of, query, gallery in (("images", IMAGES, images, texts), ("captions", TEXTS, texts, images)):
+    for samples, side, query, gallery in (("images", IMAGES, images, texts), ("captions", TEXTS, texts, images)):
         hits = {
             label: hit
             for ranking in ranked
             if ranking.samples == samples and ranking.distance in ("cosine", encoder.distance)
             for label, hit in ranking.hits.items()
         }
-        sure = _by_bank(encoder.bank, query.mean, of, gallery.mean)
-        sure |= confidences(query.mean, gallery.mean, encoder.scale)
+        query_confidences = _by_bank(encoder.bank, query.mean, side, gallery.mean)
+        query_confidences |= confidences(query.mean, gallery.mean, encoder.scale)
         if samples == "captions":
-            sure["caption_length"] = torch.tensor([float(len(caption.split())) for caption in data.captions])
-        queries.append(QueryResults(samples, query.uncertainty, hits, sure))
+            query_confidences["caption_length"] = torch.tensor(
+                [float(len(caption.split())) for caption in data.captions]
+            )
+        queries.append(QueryResults(samples, query.uncertainty, hits, query_confidences))
     eccv_caption = None if data.coco_captions is None else coco.load_eccv_caption()
     if data.coco_captions is not None and encoder.probabilistic:
         hits_1k = coco.first_hits_1k(images, texts, data.coco_captions, data.image_of_caption, "csd", eccv_caption)
         for results, hit in zip(queries, hits_1k, strict=True):
             results.hits["coco_1k_csd_R@1"] = hit
-    judged = {}
+    curves = {}
     if encoder.calibration is not None:
-        judged = reliabilities(encoder.calibration, images, texts, data.image_of_caption, encoder.scale, encoder.bank)
+        curves = reliabilities(encoder.calibration, images, texts, data.image_of_caption, encoder.scale, encoder.bank)
     encoded = CaptionedGaussians(
         data,
         images,
@@ -203,11 +205,11 @@ def evaluate_retrieval(
         eccv_caption,
         cropped,
         encoder.bank,
-        judged,
+        curves,
         encoder.distance if encoder.distance in encoder.distances else "cosine",
     )
     metrics = [metric for evaluate in RETRIEVAL_EVALUATORS.values() for metric in evaluate(encoded)]
-    return TaskResult(name, "retrieval", data, metrics, encoder.probabilistic, queries, judged, encoded)
+    return TaskResult(name, "retrieval", data, metrics, encoder.probabilistic, queries, curves, encoded)
 
 
 def evaluate_zeroshot(
@@ -232,9 +234,9 @@ def evaluate_zeroshot(
     one_prompt = templates.index(STANDARD_PROMPT) if STANDARD_PROMPT in templates else 0
     classifier = weighted(prompts_CTD, torch.ones(shape[:2]))
     hit = (predict(images.mean, classifier)[:, 0] == torch.tensor(data.labels)).float()
-    sure = _by_bank(encoder.bank, images.mean, IMAGES, classifier)
-    sure |= confidences(images.mean, classifier, encoder.scale)
-    queries = [QueryResults("images", images.uncertainty, {"accuracy": hit}, sure)]
+    image_confidences = _by_bank(encoder.bank, images.mean, IMAGES, classifier)
+    image_confidences |= confidences(images.mean, classifier, encoder.scale)
+    queries = [QueryResults("images", images.uncertainty, {"accuracy": hit}, image_confidences)]
     encoded = LabelledGaussians(
         data,
         images,
@@ -294,7 +296,7 @@ def _matching(encoder: EvaluatedModel) -> tuple[Distance, float, float] | None:
     model, measure = encoder.model, encoder.distances[encoder.distance]
     if model.pcmepp_cfg.trains_matching:
         return measure, model.match_scale.item(), model.match_shift.item()
-    return (measure, 1.0, 0.0) if encoder.distance == "match_probability" else None  # PCME's has its a and b inside
+    return (measure, 1.0, 0.0) if encoder.distance == "match_probability" else None  # PCME's distance contains a and b
 
 
 def _cropped(encoder: EvaluatedModel, name: str, places: Sequence[ImageRef]) -> Gaussian | None:
@@ -304,11 +306,11 @@ def _cropped(encoder: EvaluatedModel, name: str, places: Sequence[ImageRef]) -> 
     return encoder.images(places, f"{name}-crops", neighbours.crop_ratios(len(places)))
 
 
-def _by_bank(bank: Bank | None, mean_ND: Tensor, of: str, gallery_MD: Tensor) -> dict[str, Tensor]:
-    """Return `bank` and `bank_gallery` of `QueryResults.confidences`."""
+def _by_bank(bank: Bank | None, mean_ND: Tensor, side: str, gallery_MD: Tensor) -> dict[str, Tensor]:
+    """Return `bank` and `bank_gallery` of `QueryResults.confidences`, or {} without a bank."""
     if bank is None:
         return {}
-    return {"bank": -bank.confusion(mean_ND, of), "bank_gallery": -bank.confusion(mean_ND, of, gallery_MD)}
+    return {"bank": -bank.confusion(mean_ND, side), "bank_gallery": -bank.confusion(mean_ND, side, gallery_MD)}
 
 
 def _recalls(encoded: CaptionedGaussians) -> Iterator[Metric]:
@@ -323,7 +325,7 @@ def _coco(encoded: CaptionedGaussians) -> Iterator[Metric]:
         ids, own = (data.coco_images, data.coco_captions), data.image_of_caption
         distances = {
             ranking.distance: ranking.measure for ranking in encoded.rankings if ranking.samples == "images"
-        }  # called with the images first
+        }  # They are called with the images first.
         yield from coco.coco(encoded.images, encoded.captions, *ids, own, distances, encoded.eccv_caption)
 
 

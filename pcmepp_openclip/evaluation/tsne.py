@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-BACKGROUND = 400  # images that are placed, at most, besides those that are shown
+BACKGROUND = 400  # At most this many images are placed besides those that are shown.
 PERPLEXITY = 30.0
 
 
 @dataclass(frozen=True)
 class Plane:
-    """Where images and captions lie.
+    """Places of images and captions in a plane.
 
     Arguments:
         images, captions: indices into the dataset; the captions are all of these images.
@@ -38,9 +38,9 @@ def place(image_ND: Tensor, caption_MD: Tensor, image_of_caption: Sequence[int],
         image_ND, caption_MD: l2-normalised means; t-SNE is by their cosine.
         image_of_caption: for each caption the index of its image.
         shown: how many images to show, all if there are fewer.
-        seed: of the choice and of t-SNE.
+        seed: the seed of the choice and of t-SNE.
     """
-    from sklearn.manifold import TSNE  # in an extra
+    from sklearn.manifold import TSNE  # scikit-learn comes with an extra
 
     order = torch.randperm(len(image_ND), generator=torch.Generator().manual_seed(seed)).tolist()
     images = order[: shown + BACKGROUND]

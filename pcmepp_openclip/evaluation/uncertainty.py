@@ -1,4 +1,4 @@
-"""What an uncertainty predicts: hits, matches, the length of a caption, known facts about an image.
+"""Tests of what an uncertainty predicts: hits, matches, the length of a caption, known facts about an image.
 
 How it must not be read: a correlation over 10 bins is of 10 numbers, and high even where single samples are told apart
 badly; AUROC (`failure.py`) and the rejection curve are about samples. An uncertainty has no unit: compare within one
@@ -14,32 +14,32 @@ from torch import Tensor
 
 from .metric import Metric
 
-COVERAGES = (0.5, 0.8, 0.9)  # the shares of samples, the most certain ones, whose hits are reported
+COVERAGES = (0.5, 0.8, 0.9)  # Hits are reported for these shares of samples, the most certain ones.
 
 
 def bins(uncertainty_N: Tensor, hit_N: Tensor, count: int = 10) -> list[tuple[float, float, int]]:
-    """(mean uncertainty, share of hits, number of samples) of bins of equal size, from certain to uncertain; equally
-    uncertain samples share their hits."""
+    """Return (mean uncertainty, share of hits, number of samples) of bins of equal size, from certain to uncertain;
+    equally uncertain samples share their hits."""
     ordered = uncertainty_N.sort().values, shared_hits(uncertainty_N, hit_N)
     parts = zip(*(x.tensor_split(count) for x in ordered), strict=True)
     return [(u.mean().item(), hit.mean().item(), len(hit)) for u, hit in parts if len(hit)]
 
 
 def bin_correlation(uncertainty_N: Tensor, hit_N: Tensor, count: int = 10) -> float:
-    """Pearson's correlation between the index of an uncertainty bin and its share of hits; nan if undefined."""
+    """Return Pearson's correlation between the index of an uncertainty bin and its share of hits; nan if undefined."""
     shares = torch.tensor([share for _, share, _ in bins(uncertainty_N, hit_N, count)], dtype=torch.double)
     return pearson(torch.arange(len(shares)), shares)
 
 
 def pearson(a_N: Tensor, b_N: Tensor) -> float:
-    """The linear correlation; nan where one of the two is constant, or there are fewer than two values."""
+    """Return the linear correlation; nan where one of the two is constant, or there are fewer than two values."""
     both = torch.stack([a_N.double(), b_N.double()])
-    constant = (both == both[:, :1]).all(dim=1).any()  # also where there is one value, or none
+    constant = (both == both[:, :1]).all(dim=1).any()  # One value, or none, is constant too.
     return math.nan if constant else torch.corrcoef(both)[0, 1].item()
 
 
 def shared_hits(uncertainty_N: Tensor, hit_N: Tensor) -> Tensor:
-    """The hits from the most certain sample to the most uncertain one, [N] in double precision. Each of several
+    """Return the hits from the most certain sample to the most uncertain one, [N] in double precision. Each of several
     equally uncertain samples counts as their mean, as if their order were drawn."""
     values, place_N = uncertainty_N.unique(return_inverse=True)
     count = torch.bincount(place_N, minlength=len(values))
@@ -48,7 +48,7 @@ def shared_hits(uncertainty_N: Tensor, hit_N: Tensor) -> Tensor:
 
 
 def rejection(uncertainty_N: Tensor, hit_N: Tensor) -> Tensor:
-    """The share of hits among the k most certain samples, for k = 1..N, [N]; equally uncertain ones share theirs."""
+    """Return the share of hits among the k most certain samples, k = 1..N, [N]; equally uncertain ones share theirs."""
     return _running_mean(shared_hits(uncertainty_N, hit_N))
 
 
@@ -57,17 +57,17 @@ def _running_mean(x_N: Tensor) -> Tensor:
 
 
 def reliability(confidence_N: Tensor, hit_N: Tensor, count: int = 10) -> tuple[list[tuple[float, float, int]], float]:
-    """(mean confidence, share of hits, number of samples) of bins of [0, 1] of equal width, and the expected
+    """Return (mean confidence, share of hits, number of samples) of bins of [0, 1] of equal width, and the expected
     calibration error: the mean over samples of the difference between the two."""
     bin_N = (confidence_N * count).long().clamp(0, count - 1)
-    found, error = [], 0.0
+    curve, error = [], 0.0
     for i in range(count):
         inside = bin_N == i
         if inside.any():
             confidence, share, n = confidence_N[inside].mean().item(), hit_N[inside].mean().item(), int(inside.sum())
-            found.append((confidence, share, n))
+            curve.append((confidence, share, n))
             error += abs(confidence - share) * n / len(hit_N)
-    return found, error
+    return curve, error
 
 
 # scipy and scikit-learn were measured for the statistics below and in `failure`: they agree to 1e-7, take 1.1 to 2
@@ -75,12 +75,12 @@ def reliability(confidence_N: Tensor, hit_N: Tensor, count: int = 10) -> tuple[l
 
 
 def spearman(a_N: Tensor, b_N: Tensor) -> float:
-    """The rank correlation; equal values share their mean rank. nan where one of the two is constant."""
+    """Return the rank correlation; equal values share their mean rank. nan where one of the two is constant."""
     return pearson(_mean_ranks(a_N), _mean_ranks(b_N))
 
 
 def auroc(score_N: Tensor, positive_N: Tensor) -> float:
-    """How often a positive sample has the higher score than another, ties as halves; nan without one of both kinds."""
+    """Return how often a positive sample scores higher than another, ties as halves; nan without one of both kinds."""
     positive = positive_N.bool()
     p, n = int(positive.sum()), int((~positive).sum())
     if p == 0 or n == 0:
@@ -89,15 +89,15 @@ def auroc(score_N: Tensor, positive_N: Tensor) -> float:
 
 
 def _mean_ranks(x_N: Tensor) -> Tensor:
-    """Ranks from 0, in double precision; equal values share their mean rank."""
+    """Return ranks from 0, in double precision; equal values share their mean rank."""
     _, place, count = x_N.unique(return_inverse=True, return_counts=True)
     last = count.cumsum(0) - 1
     return (last - (count - 1) / 2).double()[place]
 
 
 def against_hits(uncertainty_N: Tensor, hit_N: Tensor, samples: str, hit: str, score: str = "") -> Iterator[Metric]:
-    """Correlation with the hits over 10 bins (-1: the uncertain ones fail), and the share of hits when only the most
-    certain samples are kept.
+    """Yield the correlation with the hits over 10 bins (-1: the uncertain ones fail), and the share of hits when only
+    the most certain samples are kept.
 
     Arguments:
         samples, hit, score: what the numbers are about, see `Metric`.
@@ -116,8 +116,8 @@ def against_hits(uncertainty_N: Tensor, hit_N: Tensor, samples: str, hit: str, s
 def against_facts(
     uncertainty_N: Tensor, facts: Sequence[dict[str, Any]], samples: str, score: str = ""
 ) -> Iterator[Metric]:
-    """For every fact that sorts the samples into 2 to 10 groups: each group's mean uncertainty, and the AUROC of its
-    uncertainty against the others'. The group of a metric reads like "condition=blurred"."""
+    """Yield, for every fact that sorts the samples into 2 to 10 groups, each group's mean uncertainty and the AUROC of
+    its uncertainty against the others'. The group of a metric reads like "condition=blurred"."""
     for name in dict.fromkeys(name for fact in facts for name in fact):
         values = [fact.get(name) for fact in facts]
         kinds = sorted({value for value in values if isinstance(value, str)})
@@ -133,8 +133,8 @@ def against_facts(
 def of_captions(
     uncertainty_N: Tensor, captions: Sequence[str], matches_per_caption: Sequence[int] | None, score: str = ""
 ) -> Iterator[Metric]:
-    """Rank correlation of a caption's uncertainty with its length in words, and with the number of images that it
-    truly fits where that is known. A caption that occurs several times counts once. `score`: see `Metric`."""
+    """Yield the rank correlation of a caption's uncertainty with its length in words, and with the number of images
+    that it truly fits where that is known. A caption that occurs several times counts once. `score`: see `Metric`."""
     first = list({caption: i for i, caption in reversed(list(enumerate(captions)))}.values())
     uncertainty = uncertainty_N[first]
     words = torch.tensor([len(captions[i].split()) for i in first])

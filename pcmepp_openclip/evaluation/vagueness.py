@@ -40,7 +40,7 @@ Chains = Sequence[Sequence[str]]
 
 
 def kendall_tau(specificity_K: Tensor) -> float:
-    """(pairs in order - pairs in reverse order) / pairs; nan for fewer than two values."""
+    """Return (pairs in order - pairs in reverse order) / pairs; nan for fewer than two values."""
     k = len(specificity_K)
     later, earlier = torch.tril_indices(k, k, -1)
     return (specificity_K[later] - specificity_K[earlier]).sign().double().mean().item() if k > 1 else math.nan
@@ -49,33 +49,33 @@ def kendall_tau(specificity_K: Tensor) -> float:
 def specificities(
     chains: Chains, texts: Gaussian, root_D: Tensor, probabilistic: bool = True, bank: Bank | None = None
 ) -> dict[str, Tensor]:
-    """What the file's docstring calls specificity, [M] each, by the `score` of `Metric`.
+    """Return the specificities of the file's docstring, [M] each, by the `score` of `Metric`.
 
     Arguments:
         texts: the Gaussians of the captions of all chains in order, [M, D].
         root_D: the mean of the empty caption.
     """
     words = [float(len(caption.split())) for chain in chains for caption in chain]
-    found = {"": -texts.uncertainty.double()} if probabilistic else {}
+    values = {"": -texts.uncertainty.double()} if probabilistic else {}
     if bank is not None:
-        found["bank"] = -bank.confusion(texts.mean, TEXTS).double()
+        values["bank"] = -bank.confusion(texts.mean, TEXTS).double()
     radius = (texts.mean - root_D).double().norm(dim=1)
-    return {**found, "radius": radius, "caption_length": torch.tensor(words).double()}
+    return {**values, "radius": radius, "caption_length": torch.tensor(words).double()}
 
 
 def order(chains: Chains, specificity: dict[str, Tensor]) -> Iterator[Metric]:
-    """`kendall_tau` by each specificity."""
+    """Yield `kendall_tau` by each specificity."""
     for score, values_M in specificity.items():
         taus = torch.tensor([kendall_tau(part) for part in values_M.split([len(chain) for chain in chains])])
         yield Metric("kendall_tau", taus.nanmean().item(), samples="captions", score=score)
 
 
 def found_captions(similarity_NM: Tensor, specificity_M: Tensor, steps: int = STEPS) -> Tensor:
-    """The index of the caption found for each image at each bound, [N, steps]."""
+    """Return the index of the caption found for each image at each bound, [N, steps]."""
     order_M = specificity_M.argsort(stable=True)
     first, last = specificity_M[order_M[0]].item(), specificity_M[order_M[-1]].item()
     bounds = torch.linspace(first, last, steps, dtype=torch.double)
-    bounds[-1] = last  # whatever the rounding: the last bound is around all captions, and the first around one
+    bounds[-1] = last  # Whatever the rounding, the last bound is around all captions, and the first around one.
     inside = torch.searchsorted(specificity_M[order_M], bounds, right=True).clamp(min=1)
     return order_M[similarity_NM[:, order_M].cummax(dim=1).indices[:, inside - 1]]
 
@@ -83,7 +83,7 @@ def found_captions(similarity_NM: Tensor, specificity_M: Tensor, steps: int = ST
 def traversal(
     chains: Chains, texts: Gaussian, images: Gaussian, image_of_chain: Sequence[int], specificity: dict[str, Tensor]
 ) -> Iterator[Metric]:
-    """`traversal_precision` and `traversal_recall` by each specificity but the number of words, as sets of strings.
+    """Yield `traversal_precision` and `traversal_recall`, of sets of strings, by each specificity but the word count.
 
     Arguments:
         texts, images: Gaussians, [M, D] of the captions of all chains in order, and [N, D].
@@ -99,10 +99,10 @@ def traversal(
             continue
         precision, recall = [], []
         for row, mine in zip(found_captions(similarity_NM, values_M).tolist(), own, strict=True):
-            found, right = {captions[i] for i in row}, {caption for chain in mine for caption in chain}
-            precision.append(len(found & right) / len(found))
+            retrieved, right = {captions[i] for i in row}, {caption for chain in mine for caption in chain}
+            precision.append(len(retrieved & right) / len(retrieved))
             depths = max(len(chain) for chain in mine)
-            hits = [any(depth < len(chain) and chain[depth] in found for chain in mine) for depth in range(depths)]
+            hits = [any(depth < len(chain) and chain[depth] in retrieved for chain in mine) for depth in range(depths)]
             recall.append(sum(hits) / depths)
         for name, values in (("precision", precision), ("recall", recall)):
             value = sum(values) / len(values)
@@ -116,11 +116,11 @@ def himo(
     image_of_chain: Sequence[int],
     distances: Iterable[str] | Mapping[str, Distance],
 ) -> Iterator[Metric]:
-    """`HiMo@K` by each distance; see the file's docstring and `traversal`."""
+    """Yield `HiMo@K` by each distance; see the file's docstring and `traversal`."""
     lengths = [len(chain) for chain in chains]
     image_M = torch.tensor(image_of_chain).repeat_interleave(torch.tensor(lengths))
     own = Gaussian(images.mean[image_M], images.logvar[image_M])
     for name, distance in by_name(distances).items():
         parts = (-distance.paired(own, texts)).split(lengths)
-        found = torch.tensor([pearson(torch.arange(len(part)), part) for part in parts])
-        yield Metric("HiMo@K", found.nan_to_num(0.0).mean().item(), name)
+        correlation_N = torch.tensor([pearson(torch.arange(len(part)), part) for part in parts])
+        yield Metric("HiMo@K", correlation_N.nan_to_num(0.0).mean().item(), name)

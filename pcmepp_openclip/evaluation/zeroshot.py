@@ -22,22 +22,22 @@ TOP_KS = (1, 2, 5, 10, 20, 40)
 
 
 def weighted_sum(prompts_CTD: Gaussian, weight_CT: Tensor) -> Tensor:
-    """A classifier [C, D]: the sum of each class's prompts with these weights."""
+    """Return a classifier, [C, D]: the sum of each class's prompts with these weights."""
     return torch.einsum("ctd,ct->cd", prompts_CTD.mean, weight_CT)
 
 
 def weighted(prompts_CTD: Gaussian, weight_CT: Tensor) -> Tensor:
-    """The same on the unit sphere, as CLIP's classifier is."""
+    """Return `weighted_sum` on the unit sphere, where CLIP's classifier is."""
     return F.normalize(weighted_sum(prompts_CTD, weight_CT), dim=-1)
 
 
 def predict(images_ND: Tensor, classifier_CD: Tensor, k: int = 1) -> Tensor:
-    """The indices of the k most similar classes, [N, k], in chunks of images; of equal ones the first in the list."""
+    """Return the indices of the k most similar classes, [N, k], in chunks of images; of equal ones the first."""
     return torch.cat([top_k(part @ classifier_CD.T, k) for part in images_ND.split(4096)])
 
 
 def nearest_class(images: Gaussian, prompts_CTD: Gaussian, distance: Distance) -> Tensor:
-    """The index of the class whose prompts are nearest on average, [N], in chunks of images."""
+    """Return the index of the class whose prompts are nearest on average, [N], in chunks of images."""
     shape = prompts_CTD.mean.shape[:2]
     prompts = Gaussian(prompts_CTD.mean.flatten(0, 1), prompts_CTD.logvar.flatten(0, 1))
     factors = distance.factors(images, prompts)
@@ -56,20 +56,20 @@ def accuracy(images_ND: Tensor, labels_N: Tensor, classifier_CD: Tensor) -> floa
 
 
 def per_class_accuracy(prediction_N: Tensor, labels_N: Tensor, classes: int) -> Tensor:
-    """[C], nan for a class without images."""
+    """Return the accuracy of each class, [C], nan for a class without images."""
     number_C = torch.bincount(labels_N, minlength=classes)
     return torch.bincount(labels_N[prediction_N == labels_N], minlength=classes) / number_C
 
 
 def certain_weights(uncertainty_CT: Tensor, k_C: Tensor) -> Tensor:
-    """1 for the k_c most certain prompts of each class, else 0, [C, T]."""
+    """Return 1 for the k_c most certain prompts of each class, else 0, [C, T]."""
     place_CT = uncertainty_CT.argsort(dim=1, stable=True).argsort(dim=1)
     return (place_CT < k_C[:, None]).float()
 
 
 def best_ks(prompts_CTD: Gaussian, images_ND: Tensor, labels_N: Tensor) -> tuple[int, Tensor, Tensor]:
-    """The best number of certain prompts for all classes alike, and for each class by itself, [C], on these images;
-    and the share of the class's images that are then right, [C].
+    """Return the best number of certain prompts for all classes alike, and for each class by itself, [C], on these
+    images; and the share of the class's images that are then right, [C].
 
     For a class it is the K at which, K being the same for all classes, most of the class's images are right. Ties go
     to the larger K, and a class without images gets the K for all.
@@ -97,9 +97,9 @@ def zeroshot(
     probabilistic: bool = True,
     distances: Iterable[str] | Mapping[str, Distance] | None = None,
 ) -> Iterator[Metric]:
-    """Accuracies. By the mean, as clip_benchmark: `one_prompt`, `all_prompts`, `all_prompts_top5`,
-    `all_prompts_mean_per_class`, and `all_prompts` by another distance than the cosine: the nearest class by the mean
-    distance to its prompts. With uncertainties:
+    """Yield accuracies: by the mean, as in clip_benchmark, `one_prompt`, `all_prompts`, `all_prompts_top5` and
+    `all_prompts_mean_per_class`; by each other distance than the cosine, `all_prompts` of the class with the smallest
+    mean distance to its prompts; and with uncertainties:
 
     top_K_certain: the K most certain prompts of each class, for several K; none of them is chosen by this.
     top_K_chosen_on_validation, best_K_per_class: K for all, and a K for each class, chosen on the validation split.

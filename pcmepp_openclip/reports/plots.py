@@ -1,4 +1,4 @@
-"""Figures for reports and model cards: made with matplotlib, imported only when one is drawn.
+"""Figures for reports and model cards; matplotlib is imported only when one is drawn.
 
 figure, axes = new("Loss", x="step", y="loss")
 axes.plot(steps, losses)
@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-INK = "#767676"  # readable on white and on black; `svg` gives it to the page to choose
+INK = "#767676"  # It is readable on white and on black; `svg` lets the page choose it.
 
 
 def new(title: str = "", x: str = "", y: str = "", size: tuple[float, float] = (5.0, 3.2)) -> tuple[Any, Any]:

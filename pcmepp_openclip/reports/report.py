@@ -19,8 +19,8 @@ from ..system.redact import printable
 from ..system.version import __version__
 from . import plots
 
-THUMBNAIL = 192  # pixels of the longer side
-SMALL = 96  # below this an image is drawn, not photographed: its pixels stay sharp
+THUMBNAIL = 192  # The longer side has at most this many pixels.
+SMALL = 96  # An image below this is drawn, not photographed: its pixels stay sharp.
 NUMBER = re.compile(r"[-+−±<>~]?\s*(\d[\d.,]*|nan|inf)([eE][-+]?\d+)?(\s*±\s*[\d.]+)?\s*%?|[-–—]?")
 
 
@@ -28,7 +28,7 @@ NUMBER = re.compile(r"[-+−±<>~]?\s*(\d[\d.,]*|nan|inf)([eE][-+]?\d+)?(\s*±\s
 class Thumbnail:
     """An image, shown small."""
 
-    image: Any  # PIL.Image.Image
+    image: Any  # It is a PIL.Image.Image.
     caption: str = ""
 
 
@@ -73,7 +73,7 @@ def write_report(folder: Path, title: str, sections: Iterable[Section], lead: st
     for section in sections:
         for plot in section.plots:
             plots.png(plot.figure, folder / f"{plot.name}.png")
-    # Text may be of the data: autoescape leaves no markup in it, `printable` no characters that hide text.
+    # Text may come from the data: autoescape leaves no markup in it, `printable` no characters that hide text.
     environment = jinja2.Environment(
         autoescape=True, finalize=_printable, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
@@ -93,7 +93,7 @@ def write_report(folder: Path, title: str, sections: Iterable[Section], lead: st
 
 
 def _printable(value: Any) -> Any:
-    return value if hasattr(value, "__html__") else printable(str(value))  # markup of the template itself
+    return value if hasattr(value, "__html__") else printable(str(value))  # The template's own markup has __html__.
 
 
 def _split_paragraphs(text: str) -> list[str]:
