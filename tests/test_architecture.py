@@ -24,6 +24,7 @@ EVALUATORS = tuple(
 )
 # Folders whose docstrings and names were mended so far.
 CLEAN = ("gaussian", "config", "losses", "distances", "models", "data", "training", "demo")
+CLEAN += ("host", "forecast", "system")
 CLEAN += tuple(f"benchmarks.{path.stem}" for path in (REPO / "benchmarks").glob("*.py"))
 NOT_MATHS = ("argparse", "pathlib", "os", "io", "json", "shutil", "tempfile", "open_clip", "open_clip_train")
 MAX_ROOT_MODULES = 8
