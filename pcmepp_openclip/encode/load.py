@@ -14,7 +14,7 @@ from typing import Any
 import open_clip
 import torch
 
-from ..host import config_check, never_ask, repos
+from ..host import config_check, disable_prompts, repos
 from ..host.data import bounded
 from ..models.fingerprint import bank_fingerprint, model_fingerprint
 from ..models.pcmepp import ProbabilisticModel
@@ -89,7 +89,7 @@ def load_model(name: str, pretrained: str | None = None, device: str | None = No
     """
     local = int(os.environ.get("LOCAL_RANK", "0"))
     device = device or (f"cuda:{local}" if torch.cuda.is_available() else "cpu")
-    never_ask()
+    disable_prompts()
     repos.check_plain_repo(name)
     check_name(name)
     try:
@@ -164,7 +164,7 @@ def recorded_changes(model: str, pretrained: str | None) -> dict[str, Any]:
     if pretrained is None or not metadata:
         return {}
     config, named = json.loads(json.dumps(metadata.get("config"))), open_clip.get_model_config(model)  # without tuples
-    if named is None or metadata.get("hyperparameters", {}).get("model") != model or not repos.is_ours(config):
+    if named is None or metadata.get("hyperparameters", {}).get("model") != model or not repos.is_pcmepp_config(config):
         return {}
     config_check.check_config(config, pretrained)
     trained = config["model_cfg"]

@@ -1,4 +1,4 @@
-"""What a computation on fake tensors would take: memory at every moment and at its peak, FLOPs and collectives."""
+"""Counters of a computation on fake tensors: its memory, now and at the peak, its FLOPs and its collectives."""
 
 import math
 import weakref
@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-BLOCK = 512  # bytes; torch's caching allocator rounds every tensor up to a multiple of it
-KINDS = {  # by the names of torch's operators
+BLOCK = 512  # bytes; torch's caching allocator rounds every tensor up to a multiple of this
+KINDS = {  # kinds of collectives by the names of torch's operators
     "_allgather_base_": "all_gather",
     "allgather_": "all_gather",
     "_reduce_scatter_base_": "reduce_scatter",
@@ -23,13 +23,13 @@ KINDS = {  # by the names of torch's operators
 
 
 class LiveBytes(TorchDispatchMode):
-    """A count of the storages that operations make on one kind of device, each once, until the last reference is gone.
+    """Count the bytes of the storages that operations make on one kind of device, until their last reference is gone.
 
         >>> with FakeTensorMode(), LiveBytes() as memory:
         ...     train(model)
         >>> memory.peak
 
-    Not counted: what a kernel takes for itself while it runs, and what an allocator keeps of freed blocks.
+    It counts neither what a kernel takes for itself while it runs nor what an allocator keeps of freed blocks.
 
     Arguments:
         device_type: the kind of device whose tensors are counted.
@@ -40,15 +40,15 @@ class LiveBytes(TorchDispatchMode):
         self.device_type = device_type
         self.now = self.peak = 0
         self._made = self._made_at_peak = 0
-        self._held: dict[int, tuple[weakref.ref, int, int]] = {}  # by the id of the storage: reference, bytes, number
+        self._held: dict[int, tuple[weakref.ref, int, int]] = {}  # id of a storage: reference, bytes, number
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if func is not torch.ops.prim.device.default:
-            self.saw(func, args, kwargs or {}, out)
+            self.count(func, args, kwargs or {}, out)
         return out
 
-    def saw(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    def count(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Count an operation that has run."""
         self.add(out)
 
@@ -65,7 +65,7 @@ class LiveBytes(TorchDispatchMode):
         self._mark_peak()
 
     def bytes_of(self, tensors: Iterable[Tensor], at_peak: bool = False) -> int:
-        """Return the memory of tensors that are alive; with `at_peak` of those alone that were made by then."""
+        """Return the bytes of those tensors that are alive; with `at_peak`, only of those made by the peak."""
         storages = {id(storage): storage for storage in (tensor.untyped_storage() for tensor in tensors)}
         held = [self._held[name] for name in storages if name in self._held]
         return sum(size for _, size, number in held if not at_peak or number <= self._made_at_peak)
@@ -92,7 +92,7 @@ class LiveBytes(TorchDispatchMode):
 
 
 class StepCounter(LiveBytes):
-    """A count of the memory, FLOPs and collectives of one rank.
+    """Count the memory, FLOPs and collectives of one rank.
 
     torch's `FlopCounterMode` counts FLOPs alone, by the same formulas."""
 
@@ -108,8 +108,8 @@ class StepCounter(LiveBytes):
     def after_forward(self) -> None:
         self.forward_flops = self.flops
 
-    def saw(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        super().saw(func, args, kwargs, out)
+    def count(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        super().count(func, args, kwargs, out)
         if formula := flop_registry.get(func._overloadpacket):
             self.flops += formula(*args, **kwargs, out_val=out)
         if collective := collective_of(func, args):
@@ -117,11 +117,11 @@ class StepCounter(LiveBytes):
 
 
 class Collective(NamedTuple):
-    """One collective of this rank.
+    """A collective of this rank.
 
     Arguments:
         kind: "all_gather", "reduce_scatter" or "all_reduce".
-        bytes: of what is gathered, scattered or reduced: of all ranks together for the first two.
+        bytes: how much is gathered, scattered or reduced; of all ranks together for the first two.
         device: the kind of device of its tensors; NCCL takes only "cuda".
     """
 
@@ -131,7 +131,7 @@ class Collective(NamedTuple):
 
     def sent(self, ranks: int) -> int:
         """Return the bytes that a rank sends where ranks form a ring, as NCCL's do: each chunk passes W - 1 of W ranks,
-        and that twice for an all-reduce."""
+        twice so for an all-reduce."""
         return self.bytes * (ranks - 1) * (2 if self.kind == "all_reduce" else 1) // ranks
 
 
@@ -139,13 +139,13 @@ def collective_of(func: Any, args: tuple) -> Collective | None:
     """Return the collective that an operator is, or None."""
     if func.namespace != "c10d":
         return None
-    # The first two arguments are what is written and what is read, or the same; the larger one is that of all ranks.
+    # The first two arguments are the output and the input, or one tensor is both; the larger one is that of all ranks.
     device = next(x.device.type for x in tree_leaves(args) if isinstance(x, Tensor))
     return Collective(KINDS[func.overloadpacket.__name__], max(touched_bytes(x) for x in args[:2]), device)
 
 
 def touched_bytes(tensors: Any) -> int:
-    """Return the bytes of memory that tensors touch: an expanded dimension has one entry."""
+    """Return the bytes of memory that tensors refer to: an expanded dimension has one entry."""
     total = 0
     for x in tree_leaves(tensors):
         if isinstance(x, Tensor):

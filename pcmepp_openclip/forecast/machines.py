@@ -1,4 +1,4 @@
-"""What machines and cards have, what a run takes of them, and the batch sizes that fit a card."""
+"""The resources of machines and cards, the needs of a run, and the batch sizes that fit a card."""
 
 import itertools
 import resource
@@ -8,33 +8,33 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-UTILISATION = 0.4  # assumed: the share of the peak that training reaches where the data keep up
-CONTEXT = 1.5e9  # bytes, assumed: the CUDA context, cuBLAS, cuDNN and NCCL
-FRAGMENTS = 0.1  # assumed: 5 to 10 % of the memory is lost to fragments in the caching allocator
-SIZES = (24, 40, 80)  # GB that cards come with
+UTILISATION = 0.4  # the share of the peak that training is assumed to reach where the data keep up
+CONTEXT = 1.5e9  # bytes that the CUDA context, cuBLAS, cuDNN and NCCL are assumed to take
+FRAGMENTS = 0.1  # assumes that 5 to 10 % of the memory is lost to fragments in the caching allocator
+SIZES = (24, 40, 80)  # the GB that cards come with
 
-MULTIPLE = 8  # of a batch size
-CLOSE = 0.02  # a line this close to a step is as good as it
-FARTHEST = 8  # times the larger known batch size, for a check
-CHECKS = 3  # steps for each card where the line is bent
+MULTIPLE = 8  # batch sizes are multiples of this
+CLOSE = 0.02  # the share by which a line may differ from a measured step
+FARTHEST = 8  # a step is measured at up to this many times the larger known batch size
+CHECKS = 3  # this many steps are measured for each card where the line is bent
 
-PREFETCHED = 2 + 1  # batches of a worker: those that wait, and the one that is being made
-PIXEL = 1  # bytes of a colour of a pixel that leaves a worker
-TOKEN = 8  # bytes
-WORKER = 70e6  # bytes of a worker's own, measured by `python -m benchmarks data`
-RANK = 4e9  # bytes, assumed: a rank's process with CUDA's host side and pinned buffers
-GPUS_PER_NODE = 8  # assumed where the ranks are not said to be on fewer
-FILES = 100  # assumed: libraries, logs, shards, the network of NCCL
-FILES_PER_WORKER = 4  # pipes and queues
+PREFETCHED = 2 + 1  # batches of a worker: two wait and one is being made
+PIXEL = 1  # bytes of one colour of a pixel
+TOKEN = 8  # bytes of a token id
+WORKER = 70e6  # bytes that a worker takes itself, measured by `python -m benchmarks data`
+RANK = 4e9  # bytes that a rank's process is assumed to take, with CUDA's host side and pinned buffers
+GPUS_PER_NODE = 8  # ranks of one machine, as is assumed where a run has more
+FILES = 100  # files that libraries, logs, shards and NCCL are assumed to open
+FILES_PER_WORKER = 4  # the files of its pipes and queues
 
 
 @dataclass(frozen=True)
 class Card:
-    """Peak TFLOPS of dense matrix products, from its data sheet.
+    """A card with its peak TFLOPS of dense matrix products, from its data sheet.
 
     Arguments:
-        half: with 16-bit inputs that are summed in fp32.
-        single: with fp32 inputs, which open_clip lets a card round to TF32 where it has that.
+        half: TFLOPS with 16-bit inputs that are summed in fp32.
+        single: TFLOPS with fp32 inputs, which open_clip lets a card round to TF32 where it has that.
         bfloat16: whether it computes in bfloat16; otherwise `half` is of float16 alone.
     """
 
@@ -54,15 +54,15 @@ CARDS = (
 
 
 def room(size: float) -> float:
-    """Return the peak that fits a card of so many bytes, next to the context and the larger share of fragments."""
+    """Return the peak that fits a card of `size` bytes, next to the context and the larger share of fragments."""
     return (size - CONTEXT) / (1 + FRAGMENTS)
 
 
 def samples_per_second(card: Card, flops: float, precision: str) -> float | None:
-    """Return the speed of one card at the assumed utilisation; None for a precision that it does not have.
+    """Return the speed of a card at the assumed utilisation, or None for a precision that it does not have.
 
     Arguments:
-        flops: of a sample.
+        flops: FLOPs of a sample.
         precision: a value of --precision.
     """
     if "bf" in precision and not card.bfloat16:
@@ -75,17 +75,17 @@ def largest(
 ) -> list[int]:
     """Return the largest batch size for each card, a multiple of `MULTIPLE`; 0 where none fits.
 
-    As few steps as possible are asked for: memory over the batch size is nearly a straight line, but where a small
+    As few steps as possible are measured. Memory over the batch size is nearly a straight line, except where a small
     batch has its peak at the update of the weights, or where the loss holds a matrix of all pairs.
 
     Arguments:
-        peak: the peak of a step by its batch size, bytes. It is called once where memory is a straight line.
+        peak: gives the peak of a step in bytes by its batch size. It is called once where memory is a straight line.
         known: two batch sizes with their peaks.
-        least: the peak of a step with hardly any samples, bytes.
-        sizes: of the cards, bytes.
+        least: the peak of a step with hardly any samples, in bytes.
+        sizes: the memory of the cards, in bytes.
     """
     points, bent, checked, largest_of = dict(known), False, False, {}
-    farthest = FARTHEST * max(points)  # the loss of a far larger batch takes long to count
+    farthest = FARTHEST * max(points)  # counting the loss of a far larger batch takes long
     for size in sorted(sizes, reverse=True):
         limit = room(size)
         for _ in range(CHECKS if limit > least else 0):
@@ -115,7 +115,7 @@ def _line(points: dict[int, int], at: int) -> float:
 
 
 def _nearest(points: dict[int, int], beyond: Callable[[int, int], bool]) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the two neighbouring points of which the right one is the first beyond; the last two if none is."""
+    """Return the first two neighbouring points whose right one is `beyond`, or the last two if none is."""
     pairs = list(itertools.pairwise(sorted(points.items())))
     return next((pair for pair in pairs if beyond(*pair[1])), pairs[-1])
 
@@ -125,9 +125,9 @@ class Node:
     """The needs of the ranks of one machine.
 
     Arguments:
-        ranks: on this machine.
-        shared: bytes in /dev/shm, for batches on their way from the workers.
-        memory: bytes, with those.
+        ranks: number of ranks on this machine.
+        shared: bytes in /dev/shm for batches on their way from the workers.
+        memory: bytes of memory, /dev/shm included.
     """
 
     ranks: int
@@ -136,10 +136,10 @@ class Node:
 
 
 def node(ranks: int, workers: int, batch_size: int, image_size: tuple[int, int], context_length: int) -> Node:
-    """Return the needs of a machine of a run on so many ranks, which has up to `GPUS_PER_NODE` of them.
+    """Return the needs of one machine of a run, which has up to `GPUS_PER_NODE` of its ranks.
 
     Arguments:
-        workers, batch_size: of a rank.
+        workers, batch_size: those of one rank.
     """
     here, (height, width) = min(ranks, GPUS_PER_NODE), image_size
     sample = 3 * height * width * PIXEL + context_length * TOKEN
@@ -148,12 +148,12 @@ def node(ranks: int, workers: int, batch_size: int, image_size: tuple[int, int],
 
 
 def open_files(ranks: int, workers: int) -> int:
-    """Return the open files of one rank: a socket to every other one for the group on the CPU, and its workers'."""
+    """Return the number of open files of a rank: a socket to every other one, the files of its workers, and others."""
     return ranks + workers * FILES_PER_WORKER + FILES
 
 
 def file_limits() -> tuple[int, int]:
-    """Return the soft and the hard limit of open files of this machine; `sys.maxsize` for none."""
+    """Return the soft and the hard limit of open files of this machine; `sys.maxsize` stands for no limit."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = (sys.maxsize if limit == resource.RLIM_INFINITY else limit for limit in limits)
     return soft, hard
@@ -165,7 +165,7 @@ def free_shared_memory() -> int | None:
 
 
 def free_memory() -> int | None:
-    """Return the free bytes of memory of this machine; None where it does not say."""
+    """Return the free bytes of memory of this machine; None where /proc/meminfo does not tell."""
     facts = Path("/proc/meminfo")
     lines = facts.read_text().splitlines() if facts.is_file() else []
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)

@@ -25,7 +25,7 @@ from .step import FakeTraining, StepCosts, StepMemory
 Rows = Iterator[tuple[str, str]]
 TIMEOUT = 25  # seconds; torchrun ends a rank 30 s after the others have failed
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
-ENOUGH = 64  # at a smaller batch, the peak may be at the update of the weights, and not grow with the batch
+ENOUGH = 64  # the peak of a smaller batch may be at the update of the weights, and not grow with the batch
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Plan:
     """The settings of a run that a forecast depends on; the names are those of flags.
 
     Arguments:
-        samples: of the whole run, on all ranks.
-        speed: samples per second of one GPU, or None where it is to be estimated.
+        samples: number of samples of the whole run, on all ranks.
+        speed: samples per second of one GPU, or None to estimate them.
         why_not: why no step can be forecast, or "".
     """
 
@@ -55,8 +55,8 @@ def rows(plan: Plan, model: Any, loss: nn.Module) -> Rows:
     """Yield (name, text) of each row. A model that cannot be forecast has a row that says so.
 
     Arguments:
-        model: on the device "meta"; it is used up.
-        loss: for all ranks.
+        model: a model on the device "meta", which is changed.
+        loss: the loss for all ranks.
     """
     costs = None
     try:
@@ -68,7 +68,7 @@ def rows(plan: Plan, model: Any, loss: nn.Module) -> Rows:
             costs = training.measure(plan.batch_size, plan.accum_freq, plan.grad_checkpointing)
             memory = list(_memory(plan, training, costs))
         yield from memory
-    except Exception as error:  # of any model that torch or open_clip may have: the rest of the dry run matters more
+    except Exception as error:  # a model may raise any error, and the rest of the dry run matters more
         yield "GPU memory", f"not forecast: {_reason(error)}"
     yield from _host(plan)
     if costs is not None and plan.ranks > 1:
@@ -184,10 +184,10 @@ def _reason(error: Exception) -> str:
 
 
 def forecast_line(args: Any) -> str | None:
-    """Return the sentence for the arguments of a run, or None where nothing can be forecast.
+    """Return the sentence of the forecast for the arguments of a run, or None where there is no forecast.
 
     Arguments:
-        args: those of `pcmepp train`, with `world_size`.
+        args: the arguments of `pcmepp train`, with `world_size`.
     """
     environment = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
     environment["CUDA_VISIBLE_DEVICES"] = ""
@@ -206,7 +206,7 @@ def forecast_line(args: Any) -> str | None:
 
 
 def sentence(args: Any) -> str:
-    """Return the sentence, in a process that is no rank; any error where nothing can be forecast."""
+    """Return the sentence of the forecast, in a process that is no rank. Raise any error where there is no forecast."""
     from ..host import flags
 
     if reason := flags.not_forecast(args):

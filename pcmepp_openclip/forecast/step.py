@@ -1,7 +1,7 @@
-"""A training step of open_clip's loop on fake tensors: what it takes of a rank's GPU, and what the rank sends.
+"""The costs of a training step: the memory and FLOPs of a rank's GPU, and the bytes that the rank sends.
 
-The tensors are fake ones of the CPU, which have shapes and no numbers. What a card needs beyond them is not counted:
-the CUDA context and its libraries, workspaces of kernels, and the fragments that the caching allocator leaves.
+The step runs on fake tensors of the CPU, which have shapes and no numbers. A card's other
+memory is not counted: the CUDA context and its libraries, workspaces of kernels, and fragments of the allocator.
 """
 
 import contextlib
@@ -24,20 +24,20 @@ from ..models.pcmepp import ProbabilisticModel
 from .counts import Collective, StepCounter
 
 AUTOCAST = {"amp": torch.float16, "amp_bf16": torch.bfloat16, "amp_bfloat16": torch.bfloat16}
-SHARED = ("logit_scale", "logit_bias")  # of a model's output: one value for all samples
+SHARED = ("logit_scale", "logit_bias")  # outputs of a model with one value for all samples
 INPUT = {"bf16": torch.bfloat16, "pure_bf16": torch.bfloat16, "fp16": torch.float16, "pure_fp16": torch.float16}
 
 
 @dataclass
 class TrainingStep:
-    """The steps of a run, to be called within a `FakeTensorMode` and, on more ranks than one, `fake_ranks`.
+    """The training step of a run, to be called within a `FakeTensorMode` and, on more ranks than one, `fake_ranks`.
 
     Arguments:
-        model: with fake tensors, in the dtype of its --precision.
-        loss: takes the model's output by name.
+        model: a model with fake tensors, in the dtype of its --precision.
+        loss: a loss that takes the model's output by name.
         precision: a value of --precision.
         image_size: [height, width] of images.
-        context_length: tokens of a text; a step has texts of the full length.
+        context_length: tokens of a text; all texts have the full length.
     """
 
     model: Any
@@ -54,9 +54,9 @@ class TrainingStep:
         self.optimizer.zero_grad()
 
     def __call__(self, batch_size: int, accum_freq: int, after_forward: Callable[[], None]) -> None:
-        """Train for one step. Gradients are left, as between the end of a step and the start of the next.
+        """Train for one step and keep the gradients, as open_clip does until the next step.
 
-        Of `accum_freq` batches, which take the same memory each, one is computed that finds the gradients of another.
+        Only one of the `accum_freq` batches, which need equal memory, is computed, while gradients of another exist.
         """
         self.optimizer.zero_grad()
         images, texts = self._images(batch_size), self._texts(batch_size)
@@ -69,7 +69,7 @@ class TrainingStep:
         self.optimizer.step()
 
     def _loss(self, images: Tensor, texts: Tensor, others: int) -> Tensor:
-        """Return the loss of the features of this batch and of so many others, which open_clip has computed before."""
+        """Return the loss of this batch with the features of `others` batches, which open_clip has computed before."""
         with self._autocast():
             out = self.model(images, texts)
             if others:
@@ -100,8 +100,8 @@ class StepMemory:
 
     Arguments:
         weights: parameters and buffers.
-        gradients: those that exist at the peak: few of them where it is at the start of the backward pass.
-        optimizer: its state.
+        gradients: those that exist at the peak; few where it is at the start of the backward pass.
+        optimizer: the state of the optimizer.
         buckets: DDP's copy of the gradients; none on a single rank.
         activations: all else: what is saved for the backward pass, the batch, the loss and temporary tensors.
     """
@@ -124,9 +124,9 @@ class StepCosts:
     """The costs of a step on one rank.
 
     Arguments:
-        flops: of one batch, forward and backward; --accum-freq batches make a step.
-        forward_flops: of its forward pass alone, which --accum-freq repeats.
-        collectives, sent: of the loss of one batch: their number, and the bytes that the rank sends for them.
+        flops: FLOPs of one batch, forward and backward; --accum-freq batches make a step.
+        forward_flops: FLOPs of its forward pass alone, which --accum-freq repeats.
+        collectives, sent: number of collectives of the loss of one batch, and the bytes that the rank sends for them.
         reduced: bytes that the rank sends for DDP's mean of the gradients, once per step.
     """
 
@@ -140,8 +140,8 @@ class StepCosts:
 
 @contextlib.contextmanager
 def as_on_a_card() -> Iterator[None]:
-    """Within it, the CPU does what it would otherwise do in another way than a card: autocast computes layer norms in
-    fp32, which keeps their inputs in fp32 for the backward pass, and the loss takes larger tiles."""
+    """Make the CPU compute as a card does while the context lasts: autocast computes layer norms in fp32, which keeps
+    their inputs in fp32 for the backward pass, and the loss takes larger tiles."""
     plain = F.layer_norm
 
     def layer_norm(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -152,11 +152,11 @@ def as_on_a_card() -> Iterator[None]:
 
 
 class FakeTraining:
-    """Steps of one model, to be measured at several batch sizes, with and without checkpointing.
+    """Training steps of one model, measured at several batch sizes, with and without checkpointing.
 
     Arguments:
-        model: on the device "meta", giving a dict; its tensors are replaced.
-        loss: for `ranks` ranks.
+        model: a model on the device "meta" whose output is a dict; its tensors are replaced.
+        loss: the loss for `ranks` ranks.
         precision: a value of --precision.
 
     The optimizer is AdamW as open_clip makes it, which on a GPU takes one more copy of the gradients for a moment.
@@ -217,7 +217,7 @@ def step_memory(
     grad_checkpointing: bool = False,
     ranks: int = 1,
 ) -> StepMemory:
-    """Return the memory of a rank in a training step of the model of that name, all of whose parameters are trained.
+    """Return the memory of a rank in a training step of the named model, all of whose parameters are trained.
 
     Arguments:
         batch_size, precision, accum_freq, grad_checkpointing: the flags of these names.
@@ -237,13 +237,13 @@ def step_memory(
 
 @contextlib.contextmanager
 def fake_ranks(ranks: int) -> Iterator[None]:
-    """Within it, this process is rank 0 of a group that says that it is NCCL's; of no group for a single rank."""
+    """Make this process rank 0 of a group that seems NCCL's while the context lasts; of no group if `ranks` is 1."""
     if ranks == 1:
         yield
         return
     if dist.is_initialized():
         raise ValueError("This process is a rank of a run already.")
-    from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # this import registers the backend
 
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     try:
@@ -254,7 +254,7 @@ def fake_ranks(ranks: int) -> Iterator[None]:
 
 
 def to_fake(model: nn.Module, device: str = "cpu") -> nn.Module:
-    """Put fake tensors in the place of a model's own, which may be on the device "meta", and return the model."""
+    """Replace a model's tensors, which may be on the device "meta", by fake ones, and return the model."""
     moved: dict[int, Tensor] = {}
     for module in model.modules():
         owners: tuple[dict[str, Any], ...] = module._parameters, module._buffers

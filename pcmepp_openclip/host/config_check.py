@@ -1,4 +1,4 @@
-"""Configs of others, checked before any memory is spent on them: known keys, plain values, a model that can be run.
+"""Checks of configs of others before they cost memory: known keys, plain values, and a model that can be run.
 
 A config names sizes and choices. It must not name code, files, or repos of anyone's choice: such keys (arguments for a
 tokenizer's loader, a timm or Hugging Face model that no config of open_clip's own names) are refused. Whether the rest
@@ -44,14 +44,14 @@ MODEL_KEYS: dict[str, Any] = {
     "init_logit_bias": float | None,
     "nonscalar_logit_scale": bool,
 }
-PARTS: dict[str, dict[str, Any]] = {  # keys of objects within the block of a tower
+PARTS: dict[str, dict[str, Any]] = {  # the keys of objects within the block of a tower
     "act_kwargs": {"approximate": str},
     "norm_kwargs": {"eps": float},
     "tokenizer_kwargs": {"clean": str, "strip_sep_token": bool, "language": str | None},
 }
 NAMES = ("timm_model_name", "hf_model_name")
 NULLABLE = ("patch_size", "timm_proj")  # open_clip's own configs have null there against the types of its classes
-CHOICES = {  # what nothing that is built here reads
+CHOICES = {  # building a model reads none of these
     "interpolation": ("bicubic", "bilinear", "random"),
     "resize_mode": ("shortest", "longest", "squash"),
     "mode": ("RGB",),
@@ -69,7 +69,7 @@ RANGES = {  # beyond these, outputs are not finite
 }
 MAX_LAYERS = 256
 MAX_LENGTH = 8192  # tokens of a text
-MAX_LENGTH_HUGGING_FACE = 512  # RoBERTa, the shortest of them, has positions for so many
+MAX_LENGTH_HUGGING_FACE = 512  # RoBERTa, which takes the shortest texts, has this many positions
 MAX_SIDE = 2048  # pixels
 MAX_PATCHES = 2**14
 MAX_PARAMETERS = 8e9  # open_clip's largest model, EVA02-E-14-plus, has 5.0e9
@@ -77,14 +77,14 @@ MAX_ACTIVATIONS = 2**28  # numbers of one tensor, for one image and one text
 
 
 class ConfigRefused(ValueError):
-    """A config that nothing is built of. The message is one sentence."""
+    """A config is refused, and no model is built from it. The message is one sentence."""
 
 
 def check_config(config: Any, where: str) -> None:
     """Raise ConfigRefused unless `config`, the content of an `open_clip_config.json`, is sound and of a PCME++ model.
 
     Arguments:
-        where: what the message calls it, such as hf-hub:org/name.
+        where: the name of the config in the message, such as hf-hub:org/name.
     """
     with _refusals(where):
         check_keys(config, ("model_cfg", "preprocess_cfg"), "it")
@@ -107,8 +107,7 @@ def check_config(config: Any, where: str) -> None:
 
 
 def check_plain_config(config: Any, where: str) -> None:
-    """Raise ConfigRefused unless the config of a model of another kind names neither code nor a repo of anyone's
-    choice."""
+    """Raise ConfigRefused if the config of a model of another kind names code or a repo of anyone's choice."""
     with _refusals(where):
         check_keys(config, ("model_cfg", "preprocess_cfg"), "it")
         if not isinstance(config.get("model_cfg"), dict):
@@ -123,7 +122,7 @@ def check_plain_config(config: Any, where: str) -> None:
 
 
 def build_on_meta(model_cfg: dict) -> Any:
-    """Return a model of that config on the device "meta": shapes without memory. No pretrained weights are fetched."""
+    """Return the model of a config on the device "meta", without memory and without fetching pretrained weights."""
     cfg = copy.deepcopy(model_cfg)
     custom = cfg.pop("custom_text", False) or "hf_model_name" in cfg["text_cfg"]
     kind = factory.CLIP if not custom else factory.CoCa if "multimodal_cfg" in cfg else factory.CustomTextCLIP
@@ -134,7 +133,7 @@ def build_on_meta(model_cfg: dict) -> Any:
 
 @contextlib.contextmanager
 def _refusals(where: str) -> Iterator[None]:
-    """Make a ConfigRefused, in one sentence, of every error while the context lasts."""
+    """Turn every error into a ConfigRefused of one sentence while the context lasts."""
     try:
         yield
     except Exception as error:
@@ -142,11 +141,11 @@ def _refusals(where: str) -> Iterator[None]:
         raise ConfigRefused(f"The config of {where} is refused: {printable(reason)[:300]}") from None
 
 
-# Values by themselves.
+# These check values by themselves.
 
 
 def check_keys(block: Any, keys: Any, name: str) -> None:
-    """Raise ValueError unless it is an object with no other keys than these."""
+    """Raise ValueError unless `block` is an object with no other keys than `keys`."""
     if not isinstance(block, dict):
         raise ValueError(f"{name} must be an object, not {type(block).__name__}.")
     for key in block:
@@ -165,10 +164,10 @@ def _check_tower(block: Any, kind: type, name: str) -> None:
 
 
 def _check_block(block: Any, types: dict[str, Any], name: str) -> None:
-    """Raise ValueError unless it is an object with keys of these types."""
+    """Raise ValueError unless `block` is an object whose values have these types."""
     check_keys(block, types, name)
     for key, value in block.items():
-        if not _is_of(value, types[key]):
+        if not _has_type(value, types[key]):
             raise ValueError(f"{name}.{key} must be {_words(types[key])}, not {value!r:.40}.")
     _check_ranges(block, name)
 
@@ -184,18 +183,18 @@ def _check_ranges(block: dict, name: str) -> None:
                 raise ValueError(f"{name}.{key} must be between {least:g} and {most:g}, not {value!r:.40}.")
 
 
-def _is_of(value: Any, kind: Any) -> bool:
+def _has_type(value: Any, kind: Any) -> bool:
     """Return whether a value of a JSON file is of the type that a dataclass has for it."""
     options = typing.get_args(kind)
     if typing.get_origin(kind) is tuple:
-        return isinstance(value, list | tuple) and len(value) == len(options) and all(map(_is_of, value, options))
+        return isinstance(value, list | tuple) and len(value) == len(options) and all(map(_has_type, value, options))
     if options:
-        return any(_is_of(value, option) for option in options)
+        return any(_has_type(value, option) for option in options)
     return is_number(value) if kind is float else type(value) is kind
 
 
 def _words(kind: Any) -> str:
-    """Return what a user would call the values of a type."""
+    """Return a user's words for the values of a type."""
     options = typing.get_args(kind)
     if typing.get_origin(kind) is tuple:
         return f"a list of {len(options)} whole numbers"
@@ -204,7 +203,7 @@ def _words(kind: Any) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether it is a finite number."""
+    """Return whether `value` is a finite number."""
     return type(value) in (int, float) and abs(value) < math.inf
 
 
@@ -223,7 +222,7 @@ def _check_preprocessing(block: Any, image_size: Any = None) -> None:
         raise ValueError(f"preprocess_cfg.size {block['size']!r:.40} is not the model's image_size {image_size!r:.40}.")
 
 
-# Names of models of others.
+# These check names of models of others.
 
 
 def names_of_others(model_cfg: dict) -> list[tuple[str, Any]]:
@@ -252,7 +251,7 @@ def _check_names(model_cfg: dict) -> None:
             )
 
 
-# Values together.
+# These check values together.
 
 
 def _check_loops(vision: CLIPVisionCfg, text: CLIPTextCfg, cfg: PCMEppCfg) -> None:
@@ -283,8 +282,8 @@ def _max_length(text: CLIPTextCfg) -> int:
 
 @functools.lru_cache(maxsize=64)  # a config is read several times until its model is built
 def _build_and_run(model_json: str) -> int:
-    """Return the number of parameters and buffers of a model that is built, and run for an image and a text, on the
-    device "meta". Raise ValueError if it cannot be, or if it would be too large."""
+    """Build a model and run it for an image and a text on the device "meta"; return its size in parameters and buffers.
+    Raise ValueError if that fails, or if the model or a tensor would be too large."""
     model_cfg = json.loads(model_json)
     try:
         model = build_on_meta(model_cfg).eval()
@@ -300,7 +299,7 @@ def _build_and_run(model_json: str) -> int:
     except OSError as error:
         reason = " ".join(str(error).split())[:150].rstrip(".")
         raise ValueError(f"the config of its Hugging Face text model cannot be read ({reason}).") from None
-    except Exception as error:  # whatever open_clip, timm and torch make of values that do not go together
+    except Exception as error:  # open_clip, timm and torch raise any error for values that do not go together
         reason = " ".join(str(error).split())[:150].rstrip(".")
         raise ValueError(
             f"its values do not go together: no model is built of them ({type(error).__name__}: {reason})."
@@ -313,8 +312,7 @@ def _build_and_run(model_json: str) -> int:
 
 
 def _traced() -> Any:
-    """Return a context in which code that reads values of tensors takes the way that it has for torch.compile, which
-    has no values either."""
+    """Return a context in which code does not read values of tensors, as it does not under torch.compile."""
     return mock.patch.object(torch.compiler, "is_compiling", lambda: True)
 
 

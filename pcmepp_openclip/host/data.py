@@ -1,4 +1,4 @@
-"""What open_clip_train expects of data, and what its transforms do to an image."""
+"""Training data as open_clip_train expects them, and changes to its transforms of images."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ def image_and_text(batch: Any) -> tuple[Any, Any]:
 
 
 class Position:
-    """The epoch and the batch that it begins with, seen by the workers too."""
+    """The epoch and the batch that it begins with, which the workers see too."""
 
     def __init__(self, epoch: int = 0):
         self.epoch, self.first_batch = SharedEpoch(epoch), SharedEpoch(0)
@@ -45,7 +45,7 @@ class TrainData(DataInfo):
     position: Any = None
 
     def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
-        """The next iteration is over batches `first_batch`, ... of that epoch."""
+        """Let the next iteration begin at batch `first_batch` of `epoch`."""
         if not 0 <= first_batch <= self.dataloader.num_batches:
             raise ValueError(
                 f"An epoch has {self.dataloader.num_batches} batches: it cannot be resumed at batch {first_batch}."
@@ -55,9 +55,9 @@ class TrainData(DataInfo):
 
 
 def split_transform(transform: Any) -> tuple[Any, tuple[Tensor, Tensor] | None]:
-    """A transform of open_clip's without its last two steps, and (mean, std) of those: to tensor, normalise.
+    """Return a transform of open_clip's without its last two steps, to tensor and normalise, and their (mean, std).
 
-    Both can then be done in fewer passes over the pixels. Any other transform comes back whole, with None.
+    Both steps can then be done in fewer passes over the pixels. Any other transform is returned whole, with None.
     """
     steps = getattr(transform, "transforms", None)
     if not isinstance(transform, transforms.Compose) or not steps or len(steps) < 2:
@@ -70,26 +70,26 @@ def split_transform(transform: Any) -> tuple[Any, tuple[Tensor, Tensor] | None]:
 
 
 def split_crop(transform: Any) -> tuple[Any, str, Any] | None:
-    """A transform of images that begins with a random resized crop: this, torch's name of its interpolation, and the
-    steps after it or None. None for any other transform."""
+    """Return the random resized crop that a transform begins with, torch's name of its interpolation, and the steps
+    after it or None. Return None for any other transform."""
     steps = getattr(transform, "transforms", None)
     if not isinstance(transform, transforms.Compose) or not steps or type(steps[0]) not in CROPS:
         return None
     crop, *after = steps
     if crop.interpolation.value not in ("bilinear", "bicubic") or not crop.antialias:
         return None
-    after = [step for step in after if type(step).__name__ != "MaybeConvertMode"]  # to RGB, which it is by then
+    after = [step for step in after if type(step).__name__ != "MaybeConvertMode"]  # the image is RGB by then
     return crop, crop.interpolation.value, transforms.Compose(after) if after else None
 
 
 @dataclass(frozen=True)
 class SidesCrop:
-    """A crop of both sides of an image to one share of them, at any place, and its interpolation to `size`: the crop
-    keeps the proportions of the image, which `size` changes. It is used in place of torchvision's `RandomResizedCrop`.
+    """A crop of both sides of an image by one share, at any place, and its interpolation to `size`: the crop keeps the
+    proportions of the image, which `size` changes. It is used in place of torchvision's `RandomResizedCrop`.
 
     Arguments:
         size: height and width of the result.
-        scale: the least and the largest share, which is uniform between them.
+        scale: the least and the largest share; it is drawn uniformly between them.
     """
 
     size: Any
@@ -100,7 +100,7 @@ class SidesCrop:
 
     @staticmethod
     def get_params(image: Any, scale: tuple[float, float], ratio: None) -> tuple[int, int, int, int]:
-        """Top, left, height and width of a random box."""
+        """Return top, left, height and width of a random box."""
         _, *sides = transforms.functional.get_dimensions(image)
         share = torch.empty(1).uniform_(*scale).item()
         box = [max(1, int(side * share)) for side in sides]
@@ -109,8 +109,8 @@ class SidesCrop:
 
 
 def with_crop(transform: Any, sides: Sequence[float] | None, flip: bool) -> Any:
-    """A transform of open_clip's for training with a `SidesCrop` to this share of the sides in place of its own crop,
-    or with a flip by a coin toss after the crop; ValueError if it does not begin with a crop of its own."""
+    """Return a transform for training with a `SidesCrop` of the scale `sides` in place of open_clip's own crop, and, if
+    `flip`, a random flip after the crop. Raise ValueError if `transform` does not begin with a crop."""
     if not (sides or flip):
         return transform
     if split_crop(transform) is None:
@@ -125,11 +125,11 @@ CROPS = (transforms.RandomResizedCrop, SidesCrop)
 
 
 class Middle:
-    """Cuts an image that a resize of its shorter side would blow up, such as a strip of 1 x 60,000, to its middle.
+    """A crop to the middle of an image that a resize of its shorter side would blow up, such as a strip of 1 x 60,000.
 
     Arguments:
-        size: [height, width] of what is cut out of the resized image afterwards.
-        max_pixels: of the resized image. Others are left as they are.
+        size: (height, width) of the box that is cut out of the resized image afterwards.
+        max_pixels: most pixels of the resized image; an image that stays below is not cropped.
     """
 
     def __init__(self, size: tuple[int, int], max_pixels: int):
@@ -150,24 +150,24 @@ class Middle:
 
 
 def bounded(transform: Any, max_pixels: int = MAX_RESIZED_PIXELS) -> Any:
-    """A transform of open_clip's for inference that never resizes to more pixels than that."""
+    """Return a transform of open_clip's for inference that never resizes to more than `max_pixels`."""
     steps = getattr(transform, "transforms", None)
     if not isinstance(transform, transforms.Compose) or not steps or len(steps) < 2:
         return transform
-    if not isinstance(steps[1], transforms.CenterCrop):  # the other ways to resize have a fixed size
+    if not isinstance(steps[1], transforms.CenterCrop):  # other transforms resize to a fixed size
         return transform
     height, width = steps[1].size
     return transforms.Compose([Middle((height, width), max_pixels), *steps])
 
 
 def input_size(model: str, force_image_size: Any = None) -> int:
-    """The longer side of the images that a model takes."""
+    """Return the longer side of the images that a model takes."""
     config = open_clip.get_model_config(model) or {}
     size = force_image_size or config.get("vision_cfg", {}).get("image_size", 224)
     return max(size) if isinstance(size, (list, tuple)) else int(size)
 
 
 def takes_cut_texts(model: str) -> bool:
-    """Whether texts without their padding give the same result: PCME++ with a causal mask that pools EOT."""
+    """Return whether texts give the same result without padding, as in PCME++ with a causal mask that pools EOT."""
     config = open_clip.get_model_config(model) or {}
     return "pcmepp_cfg" in config and text_may_be_cut(config)

@@ -1,6 +1,6 @@
-"""What is read of a run's command line: open_clip's flags, whose names are known here, and those of `pcmepp train`.
+"""The command line of a run: open_clip's flags, whose names are known here alone, and those of `pcmepp train`.
 
-Other rooms get typed records of what they need.
+Other folders get typed records of the flags that they need.
 """
 
 import re
@@ -36,16 +36,17 @@ AT_LEAST = {"batch_size": 1, "accum_freq": 1, "epochs": 1, "workers": 0, "log_ev
 NOT_SERVED = (
     *("horovod", "distill_model", "torchscript", "trace", "use_bnb_linear", "remote_sync", "copy_codebase"),
     *("fsdp", "use_naflex", "force_naflex_vision", "length_bucketing", "audio_zeroshot_dataset", "pretrained_audio"),
-    *("image_layer_decay", "text_layer_decay", "wd_exclude_patterns", "opt_fallback_list"),  # of open_clip 4
+    # open_clip 4 has these flags.
+    *("image_layer_decay", "text_layer_decay", "wd_exclude_patterns", "opt_fallback_list"),
 )
 SLOW_ON_CPU = ("amp", "fp16", "pure_fp16")  # "amp" is open_clip's default; bfloat16 is fast on many CPUs
 
 
 def parse_args(argv: list[str], own_flags: Iterable[str] = ()) -> Namespace:
-    """open_clip's own arguments; a ValueError for a mistake. HostChanged if a flag is gone that is read here.
+    """Parse open_clip's own flags. Raise ValueError for a mistake, and HostChanged if a flag of `READ` is gone.
 
     Arguments:
-        own_flags: flags of `pcmepp train`, which were read before, to suggest for a misspelt one.
+        own_flags: flags of `pcmepp train`, which are parsed before, as suggestions for a misspelt flag.
     """
 
     def refuse(parser: ArgumentParser, message: str) -> NoReturn:
@@ -55,19 +56,19 @@ def parse_args(argv: list[str], own_flags: Iterable[str] = ()) -> Namespace:
         hint = did_you_mean(unknown[1], [*parser._option_string_actions, *own_flags], "see pcmepp train --help.")
         raise ValueError(f"there is no flag {unknown[1]}; {hint}")
 
-    with mock.patch.object(ArgumentParser, "error", refuse):  # which would print pages of usage
+    with mock.patch.object(ArgumentParser, "error", refuse):  # argparse would print pages of usage
         args = params.parse_args(argv)
     for name in READ:
         if not hasattr(args, name):
             raise seams.HostChanged(seams.lacking(f"flag {flag_of(name)}", "train"))
     size = args.force_image_size
-    if isinstance(size, (tuple, list)) and len(size) == 1:  # as `main` does later
+    if isinstance(size, (tuple, list)) and len(size) == 1:  # `main` of open_clip_train does the same later
         args.force_image_size = size[0]
     return args
 
 
-def given(argv: list[str], *names: str) -> set[str]:
-    """Which of these flags of open_clip are on the command line, where their defaults do not tell."""
+def explicit_flags(argv: list[str], *names: str) -> set[str]:
+    """Return those of the named flags of open_clip that are on the command line, also with the value of a default."""
     parse = ArgumentParser.parse_args
 
     def without_defaults(parser: ArgumentParser, *args: Any) -> Namespace:
@@ -81,17 +82,17 @@ def given(argv: list[str], *names: str) -> set[str]:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What the parts of a run need of its flags, once open_clip has set up its ranks and its folder.
+    """The flags that the parts of a run need, once open_clip has set up its ranks and its folder.
 
     Arguments:
-        device: that of this rank, such as "cuda:1".
-        logs, name: of the run folder, LOGS/NAME.
-        trains, validates: whether there are data for it.
+        device: the device of this rank, such as "cuda:1".
+        logs, name: the parts of the run folder, LOGS/NAME.
+        trains, validates: whether there are data for training and for validation.
         keep_epochs: whether the checkpoint of every epoch is kept, not only the newest.
         keep_latest: whether the newest checkpoint also has the name `epoch_latest.pt`.
         save_frequency: epochs between two checkpoints at the end of one; 0 for none.
         save_every_minutes: time between two checkpoints within an epoch; 0 for none.
-        save_retry_minutes: how long the last checkpoint is tried again where it cannot be saved.
+        save_retry_minutes: how long saving the last checkpoint is tried again where it fails.
         rank_timeout_minutes: how long a rank or the data may take.
     """
 
@@ -121,7 +122,7 @@ class RunSettings:
 
     @property
     def folder(self) -> Path:
-        """The run folder."""
+        """Return the run folder."""
         return self.logs / self.name
 
     @property
@@ -130,7 +131,7 @@ class RunSettings:
 
     @property
     def samples_per_batch(self) -> int:
-        """On all ranks together; `accum_freq` batches make a step."""
+        """Return the samples of a batch on all ranks together; `accum_freq` batches make a step."""
         return self.batch_size * self.world_size
 
 
@@ -179,7 +180,7 @@ def memory_flags(args: Namespace) -> MemoryFlags:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """What a dry run tells of."""
+    """The flags that a dry run reports on."""
 
     model: str
     pretrained: str
@@ -216,27 +217,28 @@ def validates(args: Namespace) -> bool:
 
 
 def trains_on_cpu(args: Namespace) -> bool:
-    """Whether stock `main` will take the CPU: asked for by --device, or for want of the device that is."""
+    """Return whether the run will use the CPU, by --device or because there is no CUDA device."""
     kind = args.device.partition(":")[0]
     return kind == "cpu" or (kind == "cuda" and not torch.cuda.is_available())
 
 
 def slow_on_cpu(args: Namespace) -> bool:
-    """Whether the run is to compute in half precision on a CPU."""
+    """Return whether the run would compute in a precision that is slow on its CPU."""
     return args.precision in SLOW_ON_CPU and trains_on_cpu(args)
 
 
 def check_numbers(args: Namespace) -> None:
-    """ValueError for numbers that open_clip takes as they come."""
+    """Raise ValueError for numbers that are too small, which open_clip does not check."""
     for name, least in AT_LEAST.items():
         if getattr(args, name) < least:
             raise ValueError(f"{flag_of(name)} must be at least {least}, not {getattr(args, name)}.")
 
 
 def check_served(args: Namespace) -> None:
-    """ValueError for what only open_clip's own program does."""
+    """Raise ValueError for flags and models that only open_clip's own program serves."""
     flags = [flag_of(name) for name in NOT_SERVED if getattr(args, name, None)]
-    what = "a CoCa model" if "coca" in args.model.lower() else flags[0] if flags else None  # by name, as in open_clip
+    # open_clip recognises a CoCa by its name too.
+    what = "a CoCa model" if "coca" in args.model.lower() else flags[0] if flags else None
     if what is not None:
         raise ValueError(
             f"pcmepp train does not serve {what}: drop it, or train by open_clip's own program, "
@@ -245,27 +247,27 @@ def check_served(args: Namespace) -> None:
 
 
 def check_for_pcmepp(args: Namespace) -> None:
-    """ValueError for flags that no PCME++ model is trained with; mends one that open_clip leaves open."""
+    """Raise ValueError for --siglip, and set --eps where open_clip leaves it out for an optimizer of timm's."""
     if args.siglip:
         raise ValueError(f"{args.model} cannot be trained with --siglip: drop it, or choose a plain model.")
     if args.opt.startswith("timm/") and args.eps is None:
-        args.eps = 1e-8  # open_clip passes None on, which some of timm's optimizers stumble over
+        args.eps = 1e-8  # open_clip passes None on, at which some of timm's optimizers fail
 
 
 def check_for_head_only(args: Namespace) -> None:
-    """ValueError for flags that would thaw a part of the towers."""
+    """Raise ValueError for flags that would unfreeze a part of the towers."""
     for flag, on in {"--lock-image": args.lock_image, "--lock-text": args.lock_text}.items():
         if on:
             raise ValueError(f"--head-only freezes both towers: drop {flag}.")
 
 
 def starts_random(args: Namespace) -> bool:
-    """Whether the run starts with random weights. --resume is by now the checkpoint that was found."""
+    """Return whether the run starts with random weights. `args.resume` must be resolved to a checkpoint."""
     return not (args.pretrained or args.pretrained_image or args.resume or ":" in args.model)
 
 
 def check_for_lora(args: Namespace) -> None:
-    """ValueError if --lora cannot be used, or not with the other flags."""
+    """Raise ValueError if --lora is invalid or cannot be combined with the other flags."""
     if args.lora is None:
         return
     if args.lora < 1:
@@ -282,7 +284,7 @@ def check_for_lora(args: Namespace) -> None:
 
 
 def check_for_chunked_clip_loss(args: Namespace) -> None:
-    """ValueError if --chunked-clip-loss cannot be used, or not with the other flags."""
+    """Raise ValueError if --chunked-clip-loss cannot be combined with the model or the other flags."""
     if not args.chunked_clip_loss:
         return
     if args.pcmepp_cfg is not None:
@@ -297,7 +299,7 @@ def check_for_chunked_clip_loss(args: Namespace) -> None:
 
 
 def model_config(args: Namespace) -> dict:
-    """The config of --model with the flags that change it."""
+    """Return the config of --model, changed by the flags that change it."""
     config = open_clip.get_model_config(args.model)
     if config is None:
         raise ValueError(
@@ -307,12 +309,12 @@ def model_config(args: Namespace) -> dict:
         if getattr(args, flag):
             config[key] = True
     if args.force_context_length and config["text_cfg"].get("hf_model_name"):
-        config["text_cfg"]["context_length"] = args.force_context_length  # such a tower does not know its own
+        config["text_cfg"]["context_length"] = args.force_context_length  # a Hugging Face tower does not know its own
     return config
 
 
 def model_without_weights(args: Namespace) -> Any:
-    """The model of these flags on the device "meta", which takes no memory."""
+    """Return the model of these flags on the device "meta", which takes no memory."""
     with torch.device("meta"):
         model = open_clip.create_model(
             args.model,
@@ -337,7 +339,7 @@ def model_without_weights(args: Namespace) -> Any:
 
 
 def planned_loss(args: Namespace) -> torch.nn.Module:
-    """The loss of these flags, on `args.world_size` ranks."""
+    """Return the loss of these flags, on `args.world_size` ranks."""
     if args.pcmepp_cfg is not None:
         return create_loss(args, args.pcmepp_cfg)
     if args.chunked_clip_loss:
@@ -346,7 +348,7 @@ def planned_loss(args: Namespace) -> torch.nn.Module:
 
 
 def not_forecast(args: Namespace) -> str:
-    """Why the training step of these flags is not what a forecast computes, or ""."""
+    """Return why there is no forecast for the training step of these flags, or ""."""
     for flag, on in {
         "--device cpu": args.device.startswith("cpu"),
         "--cache-tokens": args.cache_tokens is not None,
@@ -362,7 +364,7 @@ def image_size(model: Any) -> tuple[int, int]:
 
 
 def empty_batch(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """An image and a text of the full length, on the device "meta" like such a model."""
+    """Return an image and a text of the full length on the device "meta", for a model there."""
     dtype = next(model.visual.parameters()).dtype
     image = torch.empty(1, 3, *pair(model.visual.image_size), device="meta", dtype=dtype)
     return image, torch.empty(1, model.context_length, device="meta", dtype=torch.int64)

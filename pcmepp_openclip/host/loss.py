@@ -7,9 +7,9 @@ from ..losses import ChunkedClipLoss, PCMEppLoss
 
 
 def create_loss(args: Any, pcmepp_cfg: dict) -> PCMEppLoss:
-    """The loss for the arguments of open_clip_train and a model's `pcmepp_cfg`, which has the weights of the terms.
+    """Return the loss for the arguments of open_clip_train and a model's `pcmepp_cfg`, with the weights of its terms.
 
-    --local-loss and --gather-with-grad change nothing: the loss is that of the whole batch in any case.
+    --local-loss and --gather-with-grad change nothing, since the loss always covers the whole batch.
     """
     if getattr(args, "distill", False) or getattr(args, "siglip", False):
         raise ValueError("A PCME++ model has a loss of its own: drop --distill-model and --siglip.")
@@ -19,7 +19,7 @@ def create_loss(args: Any, pcmepp_cfg: dict) -> PCMEppLoss:
 
 
 def pcmepp_loss(cfg: PCMEppCfg, rank: int = 0, world_size: int = 1, seed: int = 0) -> PCMEppLoss:
-    """The loss that the config of a model asks for."""
+    """Return the loss that the config of a model asks for."""
     return PCMEppLoss(
         rank,
         world_size,
@@ -33,5 +33,5 @@ def pcmepp_loss(cfg: PCMEppCfg, rank: int = 0, world_size: int = 1, seed: int = 
 
 
 def create_chunked_clip_loss(args: Any) -> ChunkedClipLoss:
-    """What --chunked-clip-loss trains a plain model with, for the arguments of open_clip_train."""
+    """Return the loss of --chunked-clip-loss, for a plain model and the arguments of open_clip_train."""
     return ChunkedClipLoss(args.local_loss, args.gather_with_grad, args.rank, args.world_size)

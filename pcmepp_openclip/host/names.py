@@ -11,13 +11,13 @@ from .towers import default_heads
 
 PREFIX = "PCMEpp"
 INIT_LOGVAR_BIAS = -10.0
-INIT_LOGVAR_BIAS_SIGLIP = -16.0  # SigLIP's scale is over ten times that of the matching logit's default
+INIT_LOGVAR_BIAS_SIGLIP = -16.0  # SigLIP's scale is over ten times the default of the matching logit
 
 
 def default_pcmepp_cfg(config: dict) -> dict[str, Any]:
-    """The `pcmepp_cfg` that makes a model of open_clip's probabilistic.
+    """Return the `pcmepp_cfg` that makes a model of open_clip's probabilistic.
 
-    A model with a logit bias is a SigLIP one: it starts with SigLIP's logit and is trained by the matching loss alone.
+    A model with a logit bias is a SigLIP: it starts with SigLIP's logit and is trained by the matching loss alone.
     """
     cfg: dict[str, Any] = {"head_layers": 1, "init_logvar_bias": INIT_LOGVAR_BIAS}
     cfg |= default_heads(config["vision_cfg"], config["text_cfg"])
@@ -28,9 +28,9 @@ def default_pcmepp_cfg(config: dict) -> dict[str, Any]:
 
 
 def get_model_config(stock: Callable, model_name: str) -> dict | None:
-    """open_clip's, which also knows `PCMEpp-NAME` for every NAME of its own."""
+    """Return the config of a model that open_clip knows, or of `PCMEpp-NAME` for any such NAME."""
     if model_name.startswith(PREFIX):
-        model_name = model_name.replace("/", "-")  # ViT-B/16, as `create_model` takes it
+        model_name = model_name.replace("/", "-")  # `create_model` takes ViT-B/16 too
     config = stock(model_name)
     if not model_name.lower().startswith(PREFIX.lower()):
         return config
@@ -59,13 +59,13 @@ def get_model_config(stock: Callable, model_name: str) -> dict | None:
 
 
 def plain_name(model_name: str) -> str | None:
-    """NAME of `PCMEpp-NAME`, if open_clip knows it."""
+    """Return NAME of `PCMEpp-NAME` if open_clip knows it, else None."""
     base = model_name.replace("/", "-").removeprefix(f"{PREFIX}-")
     return base if base != model_name and base in open_clip.list_models() else None
 
 
 def get_pretrained_cfg(stock: Callable, model: str, tag: str) -> dict:
-    """open_clip's; `PCMEpp-NAME` has the tags of NAME."""
+    """Return open_clip's config of a pretrained tag; `PCMEpp-NAME` has the tags of NAME."""
     return stock(_name_of_tags(model), tag)
 
 
@@ -78,19 +78,19 @@ def is_pretrained_cfg(stock: Callable, model: str, tag: str) -> bool:
 
 
 def base_models(hyperparameters: dict, model_cfg: dict) -> list[str]:
-    """Repos of the Hub whose weights a run began with: that of its --pretrained tag, or of its text tower.
+    """Return the Hub repo, if any, whose weights a run began with, by its --pretrained tag or its text tower.
 
     Arguments:
-        hyperparameters: `model` and `pretrained` of the run, {} where they are not known.
-        model_cfg: the config of its model.
+        hyperparameters: `model` and `pretrained` of the run, {} where they are unknown.
+        model_cfg: the config of the model of the run.
     """
     if not isinstance(model := hyperparameters.get("model"), str):
         return []
     if not (tag := hyperparameters.get("pretrained")):
-        name = model_cfg["text_cfg"].get("hf_model_name")  # open_clip begins with its weights
+        name = model_cfg["text_cfg"].get("hf_model_name")  # open_clip loads the weights of this repo
         return [name] if name else []
-    found = open_clip.get_pretrained_cfg(model, str(tag)).get("hf_hub", "").split("/")
-    return ["/".join(found[:2])] if len(found) >= 2 else []
+    parts = open_clip.get_pretrained_cfg(model, str(tag)).get("hf_hub", "").split("/")
+    return ["/".join(parts[:2])] if len(parts) >= 2 else []
 
 
 def _name_of_tags(model: str) -> str:

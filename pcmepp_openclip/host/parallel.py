@@ -7,11 +7,11 @@ from torch import nn
 
 from .weights import plain_names
 
-OPTIMIZER_FLAGS = ("lr", "betas", "eps", "weight_decay", "momentum")  # as torch and timm name what the flags set
+OPTIMIZER_FLAGS = ("lr", "betas", "eps", "weight_decay", "momentum")  # torch's and timm's names of what flags set
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state_dict: dict) -> None:
-    """Load the state of an optimizer, but keep --wd, --beta1, ... of the command line, which torch would replace."""
+    """Load the state of an optimizer, but keep --wd, --beta1, ... of this run, which torch would replace."""
     saved, built = len(state_dict["param_groups"]), len(optimizer.param_groups)
     if saved != built:
         raise ValueError(
@@ -30,7 +30,7 @@ class DDP(nn.parallel.DistributedDataParallel):
     order in every step.
 
     Arguments:
-        passes: how many forward passes with gradients make a step.
+        passes: number of forward passes with gradients in a step.
     """
 
     def __init__(self, module: nn.Module, device_ids: Any = None, passes: int = 1, **kwargs: Any):
@@ -41,7 +41,7 @@ class DDP(nn.parallel.DistributedDataParallel):
         self._ordered = self.process_group.size() <= 2  # the sum of two is the same in any order
 
     def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        """Takes names with and without the `module.` that stock open_clip saves."""
+        """Load a state dict with or without the `module.` that stock open_clip saves in front of the names."""
         return self.module.load_state_dict(plain_names(state_dict), *args, **kwargs)
 
     @torch.compiler.disable(recursive=False)
@@ -55,7 +55,7 @@ class DDP(nn.parallel.DistributedDataParallel):
         return super().forward(*args, **kwargs)
 
     def _order_buckets(self, *args: Any, **kwargs: Any) -> None:
-        """A pass whose gradients are dropped. DDP notes in which order they arrive, and sorts its buckets by that once.
+        """Run a pass and drop its gradients. DDP notes in which order they arrive, and sorts its buckets by that once.
 
         The place of a gradient in its bucket determines in which order the ranks' values are added. Without this pass
         the first step after a start had another order than all others, and a resumed run differed in the last bits.

@@ -1,4 +1,4 @@
-"""Which flags of a run may be published. A flag that is not listed, such as a new one of open_clip, stays private.
+"""The flags of a run that may be published. A flag that is not listed, such as a new one of open_clip, stays private.
 
 No flag listed here names a place, a machine or a person.
 """
@@ -32,7 +32,7 @@ PUBLISHED = (
     *("cut_images", "objective"),
 )
 
-MODEL_NAMES = ("opt", "model", "pretrained", "distill_pretrained")  # whose values may have a slash, or be a path
+MODEL_NAMES = ("opt", "model", "pretrained", "distill_pretrained")  # their values may have a slash, or be a path
 
 # Flags that determine the parameters: a run cannot be resumed with another value.
 FIXED = (

@@ -1,4 +1,4 @@
-"""The way in: `register` makes every caller of open_clip know the PCME++ models."""
+"""Registration of the plugin: `register` makes every caller of open_clip know the PCME++ models."""
 
 import copy
 import functools
@@ -15,7 +15,7 @@ from ..system.digest import Damaged, verified
 from . import names, repos, seams, tokenizers, towers
 from .weights import plain_text_names, reason
 
-IMPORTED_BY = ("open_clip_train.main", "open_clip_train.zero_shot")  # modules that take names of open_clip by value
+IMPORTED_BY = ("open_clip_train.main", "open_clip_train.zero_shot")  # these modules import names of open_clip by value
 RELEASED = "SanghyukChun/PCMEPP-ViT-B-16-CC3M-12M-RedCaps"
 BASES = {  # the plain model whose weights fit the mean branch of a curated PCME++ model
     "PCMEpp-ViT-B-32": "ViT-B-32",
@@ -38,9 +38,9 @@ def register(
     """Make every caller of open_clip know the PCME++ models. A second call does nothing.
 
     Arguments:
-        model_classes: what a config with a `pcmepp_cfg` block is built as, by the name of open_clip's own class.
-        create_loss: (open_clip_train's arguments, `pcmepp_cfg`) to the loss of such a model.
-        reconcile_state_dict: (model, state dict of a file) to a state dict that fits the model, or an error.
+        model_classes: the class of a model with a `pcmepp_cfg` block, by the name of open_clip's own class.
+        create_loss: makes the loss of such a model from open_clip_train's arguments and the `pcmepp_cfg`.
+        reconcile_state_dict: makes a state dict that fits a model from the model and a file's state dict, or raises.
         config_dir: the folder of the model configs.
     """
     if getattr(factory, "_pcmepp_registered", False):
@@ -111,13 +111,14 @@ def register(
     assert ours.keys() | classes.keys() >= {seam.name for seam in library}
     replacements: dict[str, Any] = {}
     for seam in library:
-        if seam.name not in replacements:  # one object for `open_clip.factory.x` and `open_clip.x`
+        if seam.name not in replacements:  # `open_clip.factory.x` and `open_clip.x` share one object
             stock = seam.find()
             replacements[seam.name] = (
                 _dispatcher(seam, classes[seam.name]) if seam.name in classes else _replacement(ours[seam.name], stock)
             )
         seam.replace(replacements[seam.name])
-    for module in filter(None, map(sys.modules.get, IMPORTED_BY)):  # before the plugin was, with the stock functions
+    # A module that was imported before the plugin holds stock functions.
+    for module in filter(None, map(sys.modules.get, IMPORTED_BY)):
         for name, replacement in replacements.items():
             if getattr(module, name, None) is getattr(replacement, "__wrapped__", module):
                 setattr(module, name, replacement)
@@ -125,7 +126,7 @@ def register(
 
 
 def _replacement(function: Callable, stock: Callable) -> Callable:
-    """Return `function` under the name and with the docstring of what it replaces, which it is called with."""
+    """Return `function` with `stock` as its first argument, and with the name and docstring of `stock`."""
 
     @functools.wraps(stock)
     def replacement(*args: Any, **kwargs: Any) -> Any:
@@ -135,7 +136,7 @@ def _replacement(function: Callable, stock: Callable) -> Callable:
 
 
 def _dispatcher(seam: seams.Seam, model_class: type | None) -> type:
-    """A stand-in for a model class of open_clip's factory, which only builds: instances are never its own."""
+    """Return a stand-in for a model class of open_clip's factory; what it builds is of another class, never its own."""
     stock = seam.find()
 
     class Dispatch(type):
@@ -147,7 +148,7 @@ def _dispatcher(seam: seams.Seam, model_class: type | None) -> type:
                     "config's multimodal_cfg."
                 )
             model = kind(*args, **kwargs)
-            model.built_from = kwargs  # see `towers.config_in_use`
+            model.built_from = kwargs  # `towers.config_in_use` reads it
             return model
 
         def __instancecheck__(cls, instance: Any) -> bool:

@@ -1,9 +1,9 @@
-"""How open_clip finds a model by `hf-hub:ORG/NAME[@REVISION]` or `local-dir:FOLDER`, where it is a PCME++ one.
+"""Functions by which open_clip finds PCME++ models by `hf-hub:ORG/NAME[@REVISION]` or `local-dir:FOLDER`.
 
-Each function stands in the place of one of `open_clip.factory`, which it gets as its first argument. Repos of other
-models are left to open_clip, but for the revision. For a PCME++ repo, the config is checked first (`config_check`),
-only safetensors are loaded, a tokenizer comes from the repo itself, and missing weights are an error: open_clip would
-continue with random ones.
+Each function with a `stock` argument replaces that function of `open_clip.factory`. Repos of other models are left to
+open_clip, but for the revision. For a PCME++ repo, the config is checked first (`config_check`), only safetensors are
+loaded, a tokenizer comes from the repo itself, and missing weights are an error: open_clip would continue with random
+ones.
 """
 
 import contextlib
@@ -20,11 +20,11 @@ from .tokenizers import TOKENIZER_FILES, check_tokenizer, read_json, tokenizer_f
 
 CONFIG_FILE = "open_clip_config.json"
 WEIGHTS_FILE = "open_clip_model.safetensors"
-WEIGHTS_FILES = (WEIGHTS_FILE, "open_clip_pytorch_model.safetensors", "model.safetensors")  # in the order of preference
+WEIGHTS_FILES = (WEIGHTS_FILE, "open_clip_pytorch_model.safetensors", "model.safetensors")  # the first one is preferred
 
 
 class Missing(str):
-    """The name of a file of weights that is not there; to load it is to get the reason."""
+    """The name of a missing file of weights; loading it raises an error with the reason."""
 
     reason: str
 
@@ -35,19 +35,19 @@ def _missing(place: str, reason: str) -> Missing:
     return path
 
 
-def is_ours(config: Any) -> bool:
+def is_pcmepp_config(config: Any) -> bool:
     """Return whether the content of an `open_clip_config.json` is of a PCME++ model."""
     return (
         isinstance(config, dict) and isinstance(config.get("model_cfg"), dict) and "pcmepp_cfg" in config["model_cfg"]
     )
 
 
-_ours: dict[str, bool] = {}  # by the id of a repo, whether it is one of a PCME++ model
+_ours: dict[str, bool] = {}  # whether a repo holds a PCME++ model, by its id
 
 
 def parse_model_name(stock: Callable, model_name: str) -> tuple[str | None, str]:
-    """Check the config of a local folder. One of the released layout goes the way of a repo, since open_clip reads
-    only its own layout."""
+    """Check the config of a local folder. A folder of the released layout is treated as a repo, since open_clip
+    reads only its own layout."""
     schema, identifier = stock(model_name)
     if schema != "local-dir":
         return schema, identifier
@@ -55,7 +55,7 @@ def parse_model_name(stock: Callable, model_name: str) -> tuple[str | None, str]
     if not (folder / CONFIG_FILE).exists() and (folder / "config.json").exists():
         return "hf-hub", str(folder.absolute())  # a Hub id is never absolute, so the two cannot be confused
     config = read_json(folder / CONFIG_FILE)
-    if is_ours(config):
+    if is_pcmepp_config(config):
         check_config(config, model_name)
     return schema, identifier
 
@@ -66,12 +66,12 @@ def get_config(stock: Callable, model_id: str, cache_dir: str | None = None) -> 
     else:
         try:
             config = stock(model_id, cache_dir=cache_dir)
-        except FileNotFoundError:  # it may be a repo of the released layout; if not, this error and its cause stand
+        except FileNotFoundError:  # the repo may have the released layout; if not, this error is raised again
             released = _fetch_released(model_id, cache_dir)
             if released is None:
                 raise
             config = released
-    _ours[model_id] = is_ours(config)
+    _ours[model_id] = is_pcmepp_config(config)
     if _ours[model_id]:
         check_config(config, f"hf-hub:{model_id}")
         text_cfg = config["model_cfg"]["text_cfg"]
@@ -81,8 +81,8 @@ def get_config(stock: Callable, model_id: str, cache_dir: str | None = None) -> 
 
 
 def check_plain_repo(model_name: str) -> None:
-    """Raise ConfigRefused where a `local-dir:` or `hf-hub:` model is of another kind and its config asks for more than
-    sizes and choices; PCME++ configs are checked wherever they are read."""
+    """Raise ConfigRefused if a `local-dir:` or `hf-hub:` model is no PCME++ model and its config names code or a repo
+    of anyone's choice. PCME++ configs are checked wherever they are read."""
     schema, identifier = factory.parse_model_name(model_name)
     if schema == "local-dir":
         config = read_json(Path(identifier) / CONFIG_FILE)
@@ -95,12 +95,12 @@ def check_plain_repo(model_name: str) -> None:
             raise ValueError(f"The config of {model_name} cannot be read: {_line(error)}.") from None
     else:
         return
-    if config is not None and not is_ours(config):
+    if config is not None and not is_pcmepp_config(config):
         check_plain_config(config, model_name)
 
 
 def get_weights(stock: Callable, model_id: str, filename: str | None = None, **kwargs: Any) -> str:
-    """Stand in for `download_pretrained_from_hf`, which is asked for the weights where no file is named."""
+    """Download a file of a repo, or its weights where no file is named; from a PCME++ repo only safetensors."""
     if Path(model_id).is_absolute():
         return str(Path(model_id) / (filename or "model.safetensors"))
     repo_id, _, revision = model_id.partition("@")
@@ -116,7 +116,7 @@ def get_weights(stock: Callable, model_id: str, filename: str | None = None, **k
 
 def find_weights(stock: Callable, folder: Path) -> str | None:
     path = stock(folder)
-    if path is None and is_ours(read_json(folder / CONFIG_FILE)):
+    if path is None and is_pcmepp_config(read_json(folder / CONFIG_FILE)):
         return _missing(str(folder), "the folder holds no weights")
     return path
 
@@ -124,7 +124,7 @@ def find_weights(stock: Callable, folder: Path) -> str | None:
 def get_tokenizer(stock: Callable, model_name: str = "", *args: Any, **kwargs: Any) -> Any:
     """Raise an error for a folder without the tokenizer that it needs before anything is loaded from elsewhere.
 
-    open_clip takes any failure to read a config for a repo that is a tokenizer: not where the config was refused."""
+    open_clip takes a repo without a readable config for a tokenizer's, but must not where the config is refused."""
     schema, identifier = factory.parse_model_name(model_name)
     if schema == "local-dir":
         config = read_json(Path(identifier) / CONFIG_FILE)
@@ -132,7 +132,7 @@ def get_tokenizer(stock: Callable, model_name: str = "", *args: Any, **kwargs: A
         for key in ("model_cfg", "text_cfg", "hf_tokenizer_name"):
             named = named.get(key) if isinstance(named, dict) else None
         if named:  # open_clip then reads the tokenizer from the folder
-            (check_tokenizer if is_ours(config) else tokenizer_files)(Path(identifier), model_name)
+            (check_tokenizer if is_pcmepp_config(config) else tokenizer_files)(Path(identifier), model_name)
     if schema == "hf-hub":
         try:
             factory._get_hf_config(identifier, cache_dir=kwargs.get("cache_dir"))
@@ -145,7 +145,7 @@ def get_tokenizer(stock: Callable, model_name: str = "", *args: Any, **kwargs: A
 
 def file_beside(model_name: str, name: str) -> Path | None:
     """Return the file of that name next to the weights of a `local-dir:` or `hf-hub:` model; None if there is none, and
-    for models that lie in neither. Without a network only the cache counts, and a warning says what is not known."""
+    for other models. Without a network only the cache is searched, and a warning is logged if the file is not there."""
     schema, identifier = factory.parse_model_name(model_name)
     if schema not in ("local-dir", "hf-hub"):
         return None
@@ -159,7 +159,7 @@ def file_beside(model_name: str, name: str) -> Path | None:
     try:
         return Path(hf_hub_download(repo_id, name, revision=revision or None))
     except LocalEntryNotFoundError as error:
-        if isinstance(error.__cause__, HfHubHTTPError):  # the Hub did answer, and the file may well be there
+        if isinstance(error.__cause__, HfHubHTTPError):  # the Hub did answer, and the file may be there
             raise ValueError(f"{name} of {model_name} cannot be fetched: {_line(error.__cause__)}.") from None
         logging.warning("%s: whether it has a %s is not known, since the Hub cannot be reached.", model_name, name)
         return None
@@ -203,7 +203,7 @@ def _tokenizer_folder(model_id: str, cache_dir: str | None) -> str:
         folder = snapshot_download(
             repo_id, revision=revision or None, cache_dir=cache_dir, allow_patterns=list(TOKENIZER_FILES)
         )
-    except Exception as error:  # open_clip would continue with what the library makes of the repo
+    except Exception as error:  # open_clip would continue with a tokenizer that the library guesses
         raise ConfigRefused(f"The tokenizer of hf-hub:{model_id} cannot be fetched: {_line(error)}.") from None
     check_tokenizer(Path(folder), f"hf-hub:{model_id}")
     return folder
@@ -245,7 +245,7 @@ RELEASED_TOWERS = {
 
 
 def _fetch_released(model_id: str, cache_dir: str | None) -> dict | None:
-    """Return the config of a repo of the released layout; None where the repo is of another kind or out of reach."""
+    """Return the config of a repo of the released layout; None where the repo has another layout or is out of reach."""
     try:
         path = factory.download_pretrained_from_hf(model_id, filename="config.json", cache_dir=cache_dir)
         return _read_released(Path(path).parent)
@@ -256,8 +256,8 @@ def _fetch_released(model_id: str, cache_dir: str | None) -> dict | None:
 
 
 def _read_released(folder: Path) -> dict:
-    """Read `config.json` of a released repo as an `open_clip_config.json`. ValueError if it is another kind of file,
-    ConfigRefused if it asks for something that would be left out."""
+    """Read `config.json` of a released repo as an `open_clip_config.json`. Raise ValueError if it is another kind of
+    file, and ConfigRefused if it asks for something that would be left out."""
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     try:

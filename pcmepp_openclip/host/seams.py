@@ -1,8 +1,8 @@
-"""Every name of open_clip that the plugin replaces or relies on: one list, made loud.
+"""Every name of open_clip that the plugin replaces or relies on, in one list that is checked.
 
 A seam is a name that the plugin replaces by its own. The code that replaces them takes them from here, so that the list
 cannot drift from what is replaced. Where a name is missing, importing the plugin fails, and the message names the
-version that was found and the cure.
+installed version and the cure.
 """
 
 import pkgutil
@@ -15,17 +15,17 @@ import torch
 from ..system.errors import RunFailed
 
 SUPPORTED = ">=3.3,<5"
-TESTED = "3.3.0"  # the version that the cure of a message names
+TESTED = "3.3.0"  # messages name this version as the cure
 UPGRADE_TORCH = "run pip install --upgrade torch"
 
 
 @dataclass(frozen=True)
 class Name:
-    """A name that must be there.
+    """A name that must exist.
 
     Arguments:
         holder: the module or class that holds it.
-        why: what it is needed for, after "needs to".
+        why: the purpose of the name, as the words after "needs to".
     """
 
     holder: str
@@ -36,7 +36,7 @@ class Name:
         return f"{self.holder}.{self.name}"
 
     def find(self) -> Any:
-        """What the name stands for; ImportError with the cure if there is no such name."""
+        """Return the object of this name. Raise ImportError with the cure if there is none."""
         try:
             return getattr(pkgutil.resolve_name(self.holder), self.name)
         except (ImportError, AttributeError):
@@ -48,14 +48,14 @@ class Seam(Name):
     """A name that is replaced."""
 
     def replace(self, value: Any) -> None:
-        """Put `value` in its place, for good."""
+        """Replace the object of this name by `value` for good."""
         self.find()
         setattr(pkgutil.resolve_name(self.holder), self.name, value)
 
 
 _FACTORY = "open_clip.factory"
 
-LIBRARY = (  # replaced when the plugin is imported, for good
+LIBRARY = (  # these names are replaced for good when the plugin is imported
     Seam(_FACTORY, "CLIP", "build PCME++ models"),
     Seam(_FACTORY, "CustomTextCLIP", "build PCME++ models"),
     Seam(_FACTORY, "CoCa", "refuse PCME++ configs that are no CLIP"),
@@ -83,9 +83,9 @@ LIBRARY = (  # replaced when the plugin is imported, for good
 
 ONLY_4 = tuple(
     Seam(holder, "create_task", "train a PCME++ model") for holder in (_FACTORY, "open_clip")
-)  # of version 4
+)  # version 4 has these names
 
-USED = (  # as they are
+USED = (  # these names are used as they are
     *(Name("open_clip", name, "know the models") for name in ("CLIP", "CustomTextCLIP")),
     *(Name("open_clip", name, "know the models") for name in ("add_model_config", "list_models")),
     *(Name("open_clip", name, "create models") for name in ("create_model", "create_model_and_transforms")),
@@ -125,11 +125,11 @@ USED_BY_DATA = tuple(Name("open_clip_train.data", name, "hand over data") for na
 
 
 class HostChanged(RunFailed):
-    """open_clip does not do what the plugin relies on."""
+    """The installed open_clip lacks something that the plugin relies on."""
 
 
 def version() -> str:
-    """Of the open_clip that is imported, which need not be the one that is installed."""
+    """Return the version of the imported open_clip, which need not be the installed one."""
     return getattr(open_clip, "__version__", "of unknown version")
 
 
@@ -147,16 +147,18 @@ def lacking(what: str, why: str) -> str:
 
 
 def check_version() -> None:
-    found = version()
+    installed = version()
     try:
-        numbers = tuple(int(part) for part in found.split(".")[:2])
+        numbers = tuple(int(part) for part in installed.split(".")[:2])
     except ValueError:
         numbers = (0, 0)
     if not (3, 3) <= numbers < (5, 0):
-        raise ImportError(f"pcmepp_openclip needs open_clip_torch {SUPPORTED}, found {found}: run {cure(SUPPORTED)}")
+        raise ImportError(
+            f"pcmepp_openclip needs open_clip_torch {SUPPORTED}, found {installed}: run {cure(SUPPORTED)}"
+        )
 
 
 def check_names(*names: Name) -> None:
-    """ImportError, in one sentence, for the first of the names that is missing."""
+    """Raise ImportError, in one sentence, for the first name that is missing."""
     for name in names:
         name.find()

@@ -1,5 +1,4 @@
-"""The tokenizers of models: their files beside the weights, which must name no code to run, and what their ids are
-for."""
+"""The tokenizers of models: their files next to the weights, which must name no code to run, and their ids."""
 
 import json
 from collections.abc import Callable
@@ -11,8 +10,8 @@ from open_clip.tokenizer import HFTokenizer, SimpleTokenizer
 
 from .config_check import ConfigRefused
 
-OWN_TOKENIZER = "own"  # text_cfg.hf_tokenizer_name of a model whose tokenizer files lie beside its weights
-TOKENIZER_FILES = (  # no pattern that fits a file of code
+OWN_TOKENIZER = "own"  # the text_cfg.hf_tokenizer_name of a model with tokenizer files next to its weights
+TOKENIZER_FILES = (  # no pattern matches a file of code
     "tokenizer*.json",
     "vocab.json",
     "vocab.txt",
@@ -25,24 +24,24 @@ TOKENIZER_FILES = (  # no pattern that fits a file of code
 
 
 def hf_tokenizer(stock: Callable, *args: Any, **kwargs: Any) -> Any:
-    """Make an `HFTokenizer`. Left to itself the library asks on the terminal whether to run the code of a repo."""
+    """Return an `HFTokenizer` that runs no code of a repo, where the library would ask on the terminal."""
     return stock(*args, **{"trust_remote_code": False, **kwargs})
 
 
-def never_ask() -> None:
-    """Make it an error, not a question on the terminal, that a repo wants its code to be run."""
+def disable_prompts() -> None:
+    """Make the library raise an error, not ask on the terminal, where a repo wants its code to be run."""
     from transformers import dynamic_module_utils
 
-    dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0  # seconds that it waits for an answer
+    dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0  # it waits so many seconds for an answer
 
 
 def load_tokenizer(name: str) -> Any:
-    """Load open_clip's wrapper of a Hugging Face tokenizer by the name of a repo or folder; no code of it is run."""
+    """Load open_clip's wrapper of the Hugging Face tokenizer of a repo or folder, of which no code is run."""
     return HFTokenizer(name, trust_remote_code=False)
 
 
 def tokenizer_files(folder: Path, where: str) -> list[Path]:
-    """Return the tokenizer's files. Without a vocabulary the library may make an empty one, so that is an error."""
+    """Return the tokenizer's files. Raise ConfigRefused without a vocabulary: the library may make an empty one."""
     paths = [path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)]
     if {path.name for path in paths} <= {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"}:
         raise ConfigRefused(
@@ -53,11 +52,11 @@ def tokenizer_files(folder: Path, where: str) -> list[Path]:
 
 
 def check_tokenizer(folder: Path, where: str) -> None:
-    """Raise ConfigRefused unless the folder holds tokenizer files, real ones that name no code to run."""
+    """Raise ConfigRefused unless the folder holds tokenizer files that name no code to run."""
     for path in tokenizer_files(folder, where):
         if not path.is_file():
             raise ConfigRefused(f"The tokenizer of {where} is refused: {path.name} is not a file.")
-    for name in ("tokenizer_config.json", "config.json"):  # those that the library looks for code in
+    for name in ("tokenizer_config.json", "config.json"):  # the library looks for code in these
         if (folder / name).exists():
             config = read_json(folder / name)
             if not isinstance(config, dict):
@@ -73,19 +72,19 @@ def read_json(path: Path) -> Any:
     """Return the content of a file, or None where it cannot be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):  # open_clip says so itself when it reads it
+    except (OSError, ValueError, RecursionError):  # open_clip raises its own error when it reads the file
         return None
 
 
 def token_ids(tokenizer: Any) -> dict[str, Any]:
-    """Return the arguments of `data.size_augment.TokenIds`; ValueError if nothing can be masked or deleted by them.
+    """Return the arguments of `data.size_augment.TokenIds`. Raise ValueError if no id can stand for a masked token.
 
     CLIP's tokenizer has no mask: the capital letter M stands for it, which no caption has, since they are lower-cased.
-    Others have a mask or, where not, an id for what they do not know.
+    Other tokenizers have a mask or, where not, an id for unknown words.
     """
     if isinstance(tokenizer, SimpleTokenizer):
         mask, special, size = tokenizer.encoder["M"], tokenizer.all_special_ids, tokenizer.vocab_size
-    elif isinstance(tokenizer, HFTokenizer) and tokenizer.tokenizer_mode != "clips":  # whose last token has its place
+    elif isinstance(tokenizer, HFTokenizer) and tokenizer.tokenizer_mode != "clips":  # its last token has a fixed place
         inner = tokenizer.tokenizer
         special, size = inner.all_special_ids, inner.vocab_size
         mask = inner.unk_token_id if inner.mask_token_id is None else inner.mask_token_id

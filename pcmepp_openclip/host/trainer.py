@@ -1,4 +1,4 @@
-"""open_clip_train, once it is known to have every name that is needed: ImportError with the cure if it does not."""
+"""The functions of open_clip_train that a run uses. Importing raises ImportError with the cure if one is missing."""
 
 from . import seams
 
@@ -16,12 +16,13 @@ from open_clip_train.precision import get_autocast  # noqa: E402
 from open_clip_train.scheduler import const_lr, const_lr_cooldown, cosine_lr  # noqa: E402
 from open_clip_train.zero_shot import zero_shot_eval  # noqa: E402
 
-try:  # open_clip 4
+try:  # only open_clip 4 has these
     from open_clip_train.optim import OptimizerCfg, create_optimizer
 except ImportError:
     OptimizerCfg = create_optimizer = None
 
-schedules = {"cosine": cosine_lr, "const": const_lr, "const-cooldown": const_lr_cooldown}  # by --lr-scheduler
+# The keys are values of --lr-scheduler.
+schedules = {"cosine": cosine_lr, "const": const_lr, "const-cooldown": const_lr_cooldown}
 
 __all__ = [
     "OptimizerCfg",

@@ -1,4 +1,4 @@
-"""The parts that a training run is built of, by open_clip's own functions and in the way of its `main`.
+"""The parts of a training run, built by open_clip's own functions as in its `main`.
 
 Each function takes all flags (`args`), and only functions of this folder read those of open_clip.
 """
@@ -43,7 +43,7 @@ stock_get_data = get_data
 
 
 def computing(args: Namespace) -> dict[str, Any]:
-    """Return how a run computes once its device is known: device, autocast context, dtype of images."""
+    """Return the device, autocast context and dtype of images of a run whose device is set."""
     device = torch.device(args.device)
     autocast = get_autocast(args.precision, device_type=device.type)
     return {"device": device, "autocast": autocast, "dtype": open_clip.get_input_dtype(args.precision)}
@@ -54,7 +54,7 @@ def set_up(args: Namespace) -> None:
     from ..system.files import warn_once_of_a_full_disk
     from ..system.redact import redact_logs
 
-    if torch.cuda.is_available():  # as open_clip sets them
+    if torch.cuda.is_available():  # open_clip sets the same values
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.backends.cudnn.benchmark = True
         torch.backends.cudnn.deterministic = False
@@ -89,7 +89,7 @@ TRACKERS = ("wandb", "tensorboard")
 
 
 def _quiet_compiler() -> None:
-    """Keep torch's compiler from logging at the level of the run, which it does up to the exit of the process."""
+    """Keep torch's compiler from logging at the level of the run, up to the exit of the process."""
     for name in logging.root.manager.loggerDict:
         if name.startswith(("torch._", "torch.fx")):
             logging.getLogger(name).setLevel(logging.WARNING)
@@ -103,7 +103,7 @@ def _seed(seed: int) -> None:
 
 def build_model(args: Namespace, device: torch.device) -> tuple[Any, Any, Any]:
     """Return the model and its transforms of images for training and for validation."""
-    _seed(args.seed)  # the same weights on all ranks
+    _seed(args.seed)  # all ranks start with the same weights
     extra: dict[str, Any] = {} if args.pcmepp_cfg is None else {"pcmepp_cfg": args.pcmepp_cfg}
     if args.siglip:
         extra |= {"init_logit_scale": math.log(10), "init_logit_bias": -10}
@@ -169,8 +169,8 @@ def log_model(args: Namespace, model: nn.Module) -> None:
 
 
 def distribute(model: nn.Module, args: Namespace, device: torch.device) -> nn.Module:
-    """Return the model in DDP if there are several ranks. A PCME++ model reduces its gradients once per step, a plain
-    one in each of its passes, as in open_clip."""
+    """Return the model, in DDP if there are several ranks. A PCME++ model reduces its gradients once per step, a
+    plain one in each pass, as in open_clip."""
     if not args.distributed:
         return model
     if args.use_bn_sync:
@@ -180,12 +180,12 @@ def distribute(model: nn.Module, args: Namespace, device: torch.device) -> nn.Mo
 
 
 def compiled(model: nn.Module, args: Namespace) -> Any:
-    """Return the model compiled by --torchcompile."""
+    """Return the model, compiled if --torchcompile is set."""
     if not args.torchcompile:
         return model
     logging.info("Compiling the model at its first step.")
     if args.grad_checkpointing and args.distributed:
-        torch._dynamo.config.optimize_ddp = False  # it does not know recomputed activations
+        torch._dynamo.config.optimize_ddp = False  # that optimization does not support recomputed activations
     _quiet_compiler()
     return torch.compile(model)
 
@@ -193,7 +193,7 @@ def compiled(model: nn.Module, args: Namespace) -> Any:
 def build_optimizer(args: Namespace, model: nn.Module) -> tuple[torch.optim.Optimizer, Any]:
     """Return the optimizer that --opt names and the scaler of fp16 gradients, which is None without --precision amp.
 
-    Gains, biases and scales have no weight decay; open_clip 4 also leaves out what a tower names.
+    Gains, biases and scales have no weight decay; open_clip 4 also excludes the parameters that a tower names.
     """
     optimizer: torch.optim.Optimizer
     if create_optimizer is not None:
@@ -228,7 +228,7 @@ def build_optimizer(args: Namespace, model: nn.Module) -> tuple[torch.optim.Opti
     return optimizer, torch.amp.GradScaler(device=args.device) if args.precision == "amp" else None
 
 
-NOT_DECAYED = ("bn", "ln", "bias", "logit_scale")  # in names of parameters, as in open_clip
+NOT_DECAYED = ("bn", "ln", "bias", "logit_scale")  # open_clip looks for these in the names of parameters too
 
 
 def build_schedule(args: Namespace, optimizer: Any, steps_per_epoch: int) -> Callable[[int], float]:
@@ -248,7 +248,7 @@ def build_tokenizer(args: Namespace) -> Any:
 
 
 def build_loss(args: Namespace) -> nn.Module:
-    """Return the loss of the model, by open_clip's `create_loss`, or the chunked one of a plain model."""
+    """Return the loss of the model by open_clip's `create_loss`, or the loss of --chunked-clip-loss."""
     args.distill = False
     return create_chunked_clip_loss(args) if args.chunked_clip_loss else open_clip.create_loss(args)
 
@@ -292,6 +292,6 @@ def clamp_logit_scale(model: Any) -> None:
 
 
 def zero_shot(model: Any, data: dict, epochs: int, args: Namespace, tokenizer: Any) -> dict[str, float]:
-    """Return open_clip's zero-shot metrics on --imagenet-val and --imagenet-v2; none in other epochs than they name."""
-    alone = Namespace(**{**vars(args), "distributed": False})  # the model is out of DDP already
+    """Return open_clip's zero-shot metrics on --imagenet-val and --imagenet-v2; none in epochs without evaluation."""
+    alone = Namespace(**{**vars(args), "distributed": False})  # `innermost` takes the model out of DDP
     return zero_shot_eval(innermost(model), data, epochs, alone, tokenizer=tokenizer)

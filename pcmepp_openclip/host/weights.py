@@ -11,17 +11,17 @@ from torch import Tensor
 from ..system.digest import Damaged
 from .config_check import build_on_meta
 
-BIG_VISION = (".npz", ".npy")  # files of big_vision's weights, which are read by functions of their own
+BIG_VISION = (".npz", ".npy")  # files of big_vision's weights, for which open_clip has readers of their own
 POSITION_IDS = "text.transformer.embeddings.position_ids"
 
 
 def shapes_of(model_cfg: dict) -> dict[str, tuple[int, ...]]:
-    """Return the names and shapes of the tensors of a model with that config; nothing is allocated."""
+    """Return the names and shapes of the tensors of a model with this config, without allocating them."""
     return {name: tuple(tensor.shape) for name, tensor in build_on_meta(model_cfg).state_dict().items()}
 
 
 def read_state_dict(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a checkpoint file of any kind that open_clip reads, without `module.`; no code is run."""
+    """Return the tensors of a checkpoint file of any kind that open_clip reads, without `module.`; no code is run."""
     try:
         return factory.load_state_dict(str(path), weights_only=True)
     except Damaged:
@@ -31,18 +31,18 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
 
 
 def fitting(model: Any, path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a checkpoint file under the names of `model`, as open_clip would load them; ValueError if it
-    cannot."""
+    """Return the tensors of a checkpoint file under the names of `model`, as open_clip loads them. Raise ValueError
+    if it cannot."""
     return factory.convert_state_dict(model, read_state_dict(path))
 
 
 def plain_names(state_dict: dict) -> dict[str, Any]:
-    """A state dict without the `module.` of DDP."""
+    """Return a state dict without the `module.` of DDP."""
     return {str(name).removeprefix("module."): value for name, value in state_dict.items()}
 
 
 def plain_text_names(model: Any, state_dict: dict) -> dict[str, Any]:
-    """A state dict with the names of a text tower that is a module of its own, where the model has one, and without a
+    """Return a state dict with the names of the model's text tower where that is a module of its own, and without a
     buffer that Hugging Face's towers no longer have. open_clip does both, but only after it has converted a file."""
     if not hasattr(model, "text"):
         return state_dict
@@ -51,7 +51,7 @@ def plain_text_names(model: Any, state_dict: dict) -> dict[str, Any]:
 
 
 def reason(error: Exception) -> str:
-    """Why a file cannot be loaded, for a user; what escapes from within a parser ("101", "") says nothing."""
+    """Return a user's reason why a file cannot be loaded; the text of a parser's own error ("101", "") says nothing."""
     if isinstance(error, (pickle.UnpicklingError, EOFError, AttributeError, KeyError, TypeError, StopIteration)):
         return "it is not a dict of tensors by name, or one that torch.load takes only with weights_only=False."
     return " ".join(str(error).split())

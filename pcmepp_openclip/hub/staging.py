@@ -13,7 +13,7 @@ import torch
 from ..ambiguity import Calibration
 from ..ambiguity.store import BANK_FILE, CALIBRATION_FILE, check_calibration, find_bank, load_calibration
 from ..encode.load import load_model
-from ..host import config_check, names, never_ask, repos, tokenizers, weights
+from ..host import config_check, disable_prompts, names, repos, tokenizers, weights
 from ..models import export
 from ..runs import checkpoints, record
 from . import card
@@ -53,7 +53,7 @@ class PushRequest:
 
 def stage(request: PushRequest, folder: Path) -> str:
     """Write what is to be pushed to `folder`, and return the message of the commit."""
-    never_ask()
+    disable_prompts()
     path = request.path
     if (path / repos.CONFIG_FILE).is_file():
         return _copy_local_dir(request, folder)
@@ -162,7 +162,7 @@ def _config(path: Path, metadata: dict, name: str | None, tensors: dict) -> dict
 
 def _check(config: Any, where: str) -> None:
     """Raise a ValueError for a config that no model should be built of."""
-    if repos.is_ours(config):
+    if repos.is_pcmepp_config(config):
         return config_check.check_config(config, where)
     config_check.check_plain_config(config, where)
 
@@ -261,7 +261,7 @@ def _stage_bank(request: PushRequest, folder: Path) -> tuple[int | None, Calibra
 
 
 def _check_exported(config: Any, where: str) -> None:
-    if repos.is_ours(config):
+    if repos.is_pcmepp_config(config):
         return config_check.check_config(config, where)
     model = config.get("model_cfg") if isinstance(config, dict) else None
     if not isinstance(model, dict) or not all(isinstance(model.get(key), dict) for key in ("vision_cfg", "text_cfg")):

@@ -13,37 +13,37 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
-SEAL = b"pcmepp-openclip digest "  # in front of the digest
-SEAL_BYTES = len(SEAL) + 64  # length of both
-PIECE_BYTES = 1 << 18  # stays in the processor's cache between reading and summing
-ZIP, ZIP_END = b"PK\3\4", b"PK\5\6"  # what a zip file begins with, and what its last record begins with
-ZIP_END_SIZE = 22  # length of that record, without a comment
-ZIP_FOLDER = 0x10  # the attribute of a folder: where a part has it, torch reads nothing and returns what is in memory
+SEAL = b"pcmepp-openclip digest "  # stands in front of the digest
+SEAL_BYTES = len(SEAL) + 64  # the length of both together
+PIECE_BYTES = 1 << 18  # a piece stays in the processor's cache between reading and summing
+ZIP, ZIP_END = b"PK\3\4", b"PK\5\6"  # how a zip file and its last record begin
+ZIP_END_SIZE = 22  # the length of that record without a comment
+ZIP_FOLDER = 0x10  # marks a folder: torch reads nothing for such a part, and returns what is in memory
 
 
 class Damaged(ValueError):
-    """A file that is not what was saved."""
+    """A file is not as it was saved."""
 
     def __init__(self, path: Path, problem: str):
         super().__init__(f"{path} is not a good checkpoint: {problem}.")
 
 
 def seal(path: Path) -> None:
-    """Add the digest to a file that `torch.save` has just written. One whose checksums, which were made in memory, do
-    not fit what was written is not sealed: OSError."""
+    """Add the digest to a file that `torch.save` has just written. Raise OSError if the file does not fit its
+    checksums, which were made in memory."""
     problem = _damage_of_zip(path)
     if problem:
         raise OSError(f"it was not written well: {problem}")
     with path.open("r+b") as file:
-        file.seek(-2, os.SEEK_END)  # the length of the comment
+        file.seek(-2, os.SEEK_END)  # the last two bytes hold the length of the comment
         file.write(SEAL_BYTES.to_bytes(2, "little") + SEAL)
         file.write(digest_of(file, file.tell()))
 
 
 def digest_of(file: BinaryIO, length: int) -> bytes:
     """Return the digest of the first `length` bytes: the SHA-256 of the CRC-32 of each piece. A CRC-32 finds every
-    flipped bit, and is faster than a disk also on processors that have no instructions for SHA-256. The file is left
-    at `length`."""
+    flipped bit, and is faster than a disk also on processors that have no instructions for SHA-256. The file's
+    position is then `length`."""
     digest, piece = hashlib.sha256(length.to_bytes(8, "big")), memoryview(bytearray(PIECE_BYTES))
     file.seek(0)
     for start in range(0, length, PIECE_BYTES):
@@ -69,7 +69,7 @@ def is_sealed(path: Path) -> bool:
 
 def damage(path: Path) -> str | None:
     """Say what is wrong with a file of weights by the digest that it ends with, or, without one, by the checksums of a
-    zip file. Return None if it is good, or a file of another kind, which has neither."""
+    zip file. Return None if it is good, or if it is of another kind, which has neither."""
     try:
         with path.open("rb") as file:
             is_zip = file.read(len(ZIP)) == ZIP
@@ -104,7 +104,7 @@ def _damage_of_zip(path: Path) -> str | None:
 
 @contextlib.contextmanager
 def verified(path: Path) -> Iterator[None]:
-    """Verify a file in a thread while it is read. A damaged one raises `Damaged`, whatever the reader made of it."""
+    """Verify a file in a thread while it is read. Raise `Damaged` if it is damaged, whatever the reader raises."""
     if not path.is_file():  # the reader raises its own error
         yield
         return

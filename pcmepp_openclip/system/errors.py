@@ -2,4 +2,4 @@
 
 
 class RunFailed(RuntimeError):
-    """A training run ends for a reason that is no bug: the message is for users, a traceback would hide it."""
+    """A training run ends for a reason that is no bug. The message is for users, and a traceback would hide it."""

@@ -1,4 +1,4 @@
-"""Files that a command writes: there is a place for them before the work begins, and they are whole or not there."""
+"""Writing files: their folder is checked before the work begins, and a file is written as a whole or not at all."""
 
 import contextlib
 import functools
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def check_folder(folder: Path, flag: str) -> None:
-    """Make the folder if it is not there, and check that a file can be written to it; ValueError if not."""
+    """Make the folder if it is missing. Raise ValueError if no file can be written to it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -30,21 +30,21 @@ def warn_once_of_a_full_disk() -> None:
     """Print one warning for each log file that cannot be written, where logging prints a traceback for every line."""
     for handler in logging.root.handlers:
         if isinstance(handler, logging.FileHandler):
-            handler.handleError = functools.partial(_say_unwritten, handler, [])  # type: ignore[method-assign]
+            handler.handleError = functools.partial(_warn_once, handler, [])  # type: ignore[method-assign]
 
 
-def _say_unwritten(handler: logging.FileHandler, said: list[bool], record: logging.LogRecord) -> None:
+def _warn_once(handler: logging.FileHandler, warned: list[bool], record: logging.LogRecord) -> None:
     error = sys.exc_info()[1]
     if not isinstance(error, OSError):
         logging.FileHandler.handleError(handler, record)
-    elif not said:
-        said.append(True)
+    elif not warned:
+        warned.append(True)
         why = f"{handler.baseFilename} cannot be written ({error.strerror}): lines of the log are missing in it."
         print(f"pcmepp train: {why}", file=sys.stderr, flush=True)
 
 
 def save_tensors(tensors: "Mapping[str, Tensor]", path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write a .safetensors or, by its name, a .pt file in one step. ValueError if it cannot be written."""
+    """Write a .safetensors or a .pt file in one step. Raise ValueError if it cannot be written."""
 
     def save(temporary: Path) -> None:
         if path.suffix == ".pt":
@@ -55,13 +55,13 @@ def save_tensors(tensors: "Mapping[str, Tensor]", path: Path, metadata: dict[str
 
         mode = temporary.stat().st_mode & 0o777
         save_file(dict(tensors), temporary, metadata=metadata)
-        temporary.chmod(mode)  # the library's own file is private whatever the umask
+        temporary.chmod(mode)  # safetensors makes its file private whatever the umask is
 
     write_whole(path, save)
 
 
 def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
-    """Call `write` with a temporary file next to `path`, then give it that name. ValueError if that fails."""
+    """Call `write` with a temporary file next to `path`, then rename that to `path`. Raise ValueError if that fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.open("wb").close()

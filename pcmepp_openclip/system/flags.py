@@ -26,7 +26,7 @@ def number(kind: type[int] | type[float], least: float, most: float = math.inf) 
             raise argparse.ArgumentTypeError(f"must be {bounds}, not {text}")
         return value
 
-    read.__name__ = kind.__name__  # argparse names it for a text that is no number
+    read.__name__ = kind.__name__  # argparse names it in its message for a text that is no number
     return read
 
 
@@ -47,11 +47,11 @@ class CommandParser(argparse.ArgumentParser):
         self._checks.append(check)
 
     def refuse(self, when: Callable[[argparse.Namespace], Any], mistake: str) -> None:
-        """Count it as a mistake if `when` is true of the parsed flags."""
+        """Add `mistake` if `when` is true of the parsed flags."""
         self.check(lambda args: mistake if when(args) else None)
 
     def needs(self, flag: str, *others: str, why: str = "") -> None:
-        """Count it as a mistake if `flag` is given without any of the `others`."""
+        """Add a mistake if `flag` is given without any of the `others`."""
 
         def is_set(args: argparse.Namespace, flag: str) -> bool:
             name = flag.removeprefix("--").replace("-", "_")
@@ -63,10 +63,10 @@ class CommandParser(argparse.ArgumentParser):
         )
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        """Parse all flags; unlike argparse's, this leaves none over."""
+        """Parse all flags. Unlike argparse's method, it leaves none unparsed."""
         args, self._mistakes = args or [], []
         required = [] if {"-h", "--help"} & {*args} else [action for action in self._actions if action.required]
-        for action in required:  # argparse would end at the missing ones
+        for action in required:  # argparse would stop at a missing one
             action.required = False
         parsed, rest = super().parse_known_args(args, namespace)
         missing = [_name(action) for action in required if getattr(parsed, action.dest) is None]
@@ -87,7 +87,7 @@ class CommandParser(argparse.ArgumentParser):
         return parsed, []
 
     def error(self, message: str) -> NoReturn:
-        """Raise the mistakes so far and this one, at which argparse may have had to stop."""
+        """Raise ValueError for the mistakes so far and this one, at which argparse may have had to stop."""
         *before, last = *self._mistakes, message
         raise ValueError("\n  ".join([f"{len(before) + 1} mistakes:", *before, last]) if before else last)
 

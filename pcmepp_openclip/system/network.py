@@ -26,9 +26,9 @@ import torch.distributed as dist
 from .errors import RunFailed
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
-OWN_FILES = 1024  # open files of a rank without its connections: libraries, data workers, shards, NCCL
-FILES_PER_RANK = 2  # torch's default group and that of the run are both gloo's on CPUs; with NCCL one would do
-ELSEWHERE = "192.0.2.1"  # an address for documentation, which exists nowhere: its route is the default route
+OWN_FILES = 1024  # a rank's open files besides its connections: libraries, data workers, shards and NCCL
+FILES_PER_RANK = 2  # on CPUs torch's default group and that of the run both use gloo; with NCCL one would do
+ELSEWHERE = "192.0.2.1"  # no host has this address, which is for documentation, so that its route is the default route
 _SIOCGIFADDR = 0x8915
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.01, 1.0
 
@@ -42,14 +42,14 @@ def several_nodes() -> bool:
 
 
 def choose_interface(head: str | None = None) -> str | None:
-    """Set GLOO_SOCKET_IFNAME, if it is unset, to the interface that leads to the head node. Must be called before the
-    first process group is created.
+    """Set GLOO_SOCKET_IFNAME, if it is unset, to the interface that leads to the head node. Call it before the first
+    process group is created.
 
     Arguments:
         head: host name or address of the head node; by default MASTER_ADDR.
 
     Returns:
-        The name of the interface; None if it is not known, and gloo is left to its default.
+        The name of the interface; None if it is unknown, so that gloo takes its default.
     """
     head = head or os.environ.get("MASTER_ADDR")
     if not os.environ.get(INTERFACE) and head:
@@ -77,7 +77,7 @@ def interface_towards(head: str, several_nodes: bool) -> str | None:
 
 
 def _sources(host: str) -> list[str]:
-    """Return the own addresses from which `host` is reached. Nothing is sent."""
+    """Return the addresses of this machine from which `host` is reached. Nothing is sent."""
     addresses = []
     try:
         targets = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
@@ -94,7 +94,7 @@ def _sources(host: str) -> list[str]:
 
 
 def _interfaces() -> dict[str, str]:
-    """Return the names of the network interfaces by address. Linux only."""
+    """Return the names of the network interfaces by address, on Linux alone."""
     if sys.platform != "linux":
         return {}
     names = {}
@@ -134,10 +134,10 @@ def raise_open_files(ranks: int) -> str | None:
 
 
 def cpu_group(timeout: timedelta) -> Any:
-    """Create a gloo group of all ranks, which must call this together; RunFailed if they cannot connect.
+    """Create a gloo group of all ranks, which must call this together. Raise RunFailed if they cannot connect.
 
     Arguments:
-        timeout: limit of its collectives, and for the last rank to come.
+        timeout: how long its collectives, and the wait for the last rank, may take.
     """
     try:
         return dist.new_group(backend="gloo", timeout=timeout)
@@ -147,7 +147,7 @@ def cpu_group(timeout: timedelta) -> Any:
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Explain why torch's default group could not be created, if that is one of gloo's, and that a rank was lost."""
+    """Raise RunFailed with an explanation where gloo cannot create torch's default group, or where a rank is lost."""
     try:
         yield
     except RuntimeError as error:
@@ -163,7 +163,7 @@ def explained() -> Iterator[None]:
 
 
 def _not_connected(error: Exception) -> str:
-    """Return the sentence for ranks that could not create a gloo group."""
+    """Return the message for ranks that could not create a gloo group."""
     name = os.environ.get(INTERFACE)
     where = f"the network interface {name} ({INTERFACE})" if name else f"gloo's own choice, as {INTERFACE} is unset"
     cause = " ".join(str(error).split())
@@ -174,9 +174,9 @@ def _not_connected(error: Exception) -> str:
 
 
 def run_store() -> Any:
-    """Return the key-value store of the process group, which all ranks can reach; None without one.
+    """Return the key-value store of the process group, which all ranks can reach; None without a group.
 
-    It is a second connection, since no other thread can use torch's own while torch waits on it.
+    The connection is a second one, since no other thread can use torch's own while torch waits on it.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return None
@@ -185,7 +185,7 @@ def run_store() -> Any:
 
 @functools.lru_cache(maxsize=1)
 def _second_connection(store: Any) -> Any:
-    return store.clone() if hasattr(store, "clone") else store  # older versions of torch
+    return store.clone() if hasattr(store, "clone") else store  # older versions of torch cannot clone it
 
 
 def wait_for_keys(store: Any, keys: Sequence[str], seconds: float) -> bool:

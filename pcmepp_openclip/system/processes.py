@@ -1,4 +1,4 @@
-"""Make child processes end with this one, whatever ends it, and hide signals from them."""
+"""Child processes: end them with this one, whatever ends it, and hide signals from them."""
 
 import contextlib
 import ctypes
@@ -13,19 +13,19 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)  # ask a run to save and end
-EXIT_TIMEOUT_S = 20.0  # seconds that a process may take to end which has nothing left to do
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)  # these ask a run to save and end
+EXIT_TIMEOUT_S = 20.0  # seconds that a process with nothing left to do may take to end
 _PR_SET_PDEATHSIG = 1
 
-_starting_workers = False  # whether a child that is forked now belongs to this process alone
+_starting_workers = False  # True while a child that is forked belongs to this process alone
 _parent = 0
 
 
 @contextlib.contextmanager
 def signals_blocked() -> Iterator[None]:
     """Hide the signals from processes that are started meanwhile: a job's TERM or Ctrl-C must not kill a rank's data
-    workers before the rank has stopped. They die with this process, and by `end_children`. What comes in meanwhile is
-    noted by the thread of `RankCoordinator`."""
+    workers before the rank has stopped. They die with this process, and by `end_children`. The thread of
+    `RankCoordinator` notes those that come in meanwhile."""
     global _starting_workers
     _watch_forks()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*STOP_SIGNALS, signal.SIGINT})
@@ -39,7 +39,7 @@ def signals_blocked() -> Iterator[None]:
 
 def _before_fork() -> None:
     global _parent
-    # The system watches the thread that forks: one that ends before the process would have its child killed too early.
+    # The system watches the thread that forks: a thread that ends before the process would get its child killed.
     mine = _starting_workers and threading.current_thread() is threading.main_thread()
     _parent = os.getpid() if mine else 0
 
@@ -50,7 +50,7 @@ def _die_with_parent() -> None:
     _starting_workers = False
     if _parent and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != _parent:  # it died meanwhile
+        if os.getppid() != _parent:  # the parent died meanwhile
             os._exit(1)
 
 
@@ -62,12 +62,12 @@ def _watch_forks() -> None:
 def end_children(spared: Iterable[Any] = ()) -> None:
     """Kill the processes that `multiprocessing` has started here and what those have started, but not the `spared`.
 
-    It sends SIGKILL: data workers do not hear TERM, and one that is stopped or stuck would not obey anything else."""
+    It sends SIGKILL: data workers ignore TERM, and one that is stopped or stuck would obey nothing else."""
     kept = {child.pid for child in spared}
     children = [child for child in multiprocessing.active_children() if child.pid not in kept]
     if not children:
         return
-    # torch's own handler would raise an error for each of them
+    # torch's own handler would raise an error for each child.
     before = signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)
     try:
         _kill(children)
@@ -90,7 +90,7 @@ def _kill(children: Iterable[Any]) -> None:
 
 
 def _descendants(pid: int | None) -> list[int]:
-    """Return the processes that a data worker has started, such as the commands that it reads from, on Linux."""
+    """Return the ids of the processes that a data worker has started, such as commands that it reads from, on Linux."""
     pids: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -100,9 +100,9 @@ def _descendants(pid: int | None) -> list[int]:
 
 
 def leave_soon(code: int) -> None:
-    """End the process in a while even if something hangs: a thread in a library, or a lock of a dead worker.
+    """End the process after a while even if a thread of a library or the lock of a dead worker hangs.
 
-    This is the last call of a process."""
+    Call it last of all."""
 
     def end() -> None:
         time.sleep(EXIT_TIMEOUT_S)

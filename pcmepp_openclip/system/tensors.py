@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def fingerprint(tensors: Mapping[str, Tensor], facts: Any) -> str:
-    """Return a name for these tensors, by content, and for the `facts` that go with them, which JSON can hold."""
+    """Return the SHA-256 of the content of tensors and of the `facts` that go with them, which JSON can hold."""
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for name, tensor in tensors.items():
         digest.update(f"{name}{list(tensor.shape)}{tensor.dtype}".encode())

@@ -1,4 +1,4 @@
-"""Words for users' mistakes."""
+"""Hints for messages on users' mistakes."""
 
 import difflib
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ def did_you_mean(word: str, known: Iterable[str], otherwise: str = "", count: in
     """Return "did you mean 'x'?" with up to `count` of the `known` words that resemble `word`, or else `otherwise`.
 
     Arguments:
-        cutoff: how alike they must be, from 0, which is any word, to 1, which is the same word.
+        cutoff: how alike two words must be, from 0 for any two to 1 for equal ones.
     """
     close = difflib.get_close_matches(word, list(known), n=count, cutoff=cutoff)
     return f"did you mean {' or '.join(map(repr, close))}?" if close else otherwise

@@ -1,3 +1,3 @@
-"""The version of this package; in a module that imports nothing, so that every folder can name it."""
+"""The version of this package, in a module without imports, so that every folder can import it."""
 
 __version__ = "0.1.0"

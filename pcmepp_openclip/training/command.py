@@ -21,7 +21,7 @@ import torch
 
 from .. import data
 from ..config import PCMEppCfg
-from ..host import flags, never_ask, training
+from ..host import disable_prompts, flags, training
 from ..losses.terms import loss_weights
 from ..runs import record
 from ..system import files, network
@@ -146,7 +146,7 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> tuple[argparse.Namespac
 
     Raises ValueError for mistakes that can be seen without building the model.
     """
-    never_ask()
+    disable_prompts()
     args = flags.parse_args(rest, own_flags=[flag_of(name) for name in vars(own)])
     vars(args).update(vars(own))
     flags.check_served(args)
@@ -157,7 +157,7 @@ def prepare(own: argparse.Namespace, rest: list[str]) -> tuple[argparse.Namespac
     args.world_size = args.dry_run or args.world_size
     # The batch size is settled here, before anything reads it.
     rows = data.DataFlags.from_args(args).rows
-    global_batch.resolve(args, flags.given(rest, "batch_size", "accum_freq"), multiple_of=rows)
+    global_batch.resolve(args, flags.explicit_flags(rest, "batch_size", "accum_freq"), multiple_of=rows)
     objective.apply(args)
     args.pcmepp_cfg = model_flags.merged_cfg(args)
     flags.check_for_lora(args)

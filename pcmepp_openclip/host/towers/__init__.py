@@ -1,10 +1,10 @@
-"""The towers of open_clip's models, as a PCME++ model uses them: all that is known of their attributes.
+"""The towers of open_clip's models, as a PCME++ model uses them. Only this folder knows their attributes.
 
-- `base`: what a tower is. `blocks`: the blocks of open_clip's own transformers.
+- `base`: the interface of a tower. `blocks`: the blocks of open_clip's own transformers.
 - One kind per file: `vit` and `text`, open_clip's own transformers; `timm`; `resnet`; `huggingface`.
-- `config`: which tower a model config asks for, and the config of a model as it was built and as it is in use.
+- `config`: the towers that a model config asks for, and the config of a model as it was built and as it is in use.
 
-A new kind is a subclass of `Tower` in one file and one line below.
+A new kind needs a subclass of `Tower` in a file of its own and one line below.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ CustomTextCLIP = open_clip.CustomTextCLIP
 
 IMAGE_TOWERS: tuple[type[Tower], ...] = (VisionTransformerTower, TimmTower, ResNetTower)
 TEXT_TOWERS: tuple[type[Tower], ...] = (ClipTextTower, CustomTextTower, HuggingFaceTower)
-MODEL_PARTS = ("logit_scale", "logit_bias", "output_dict", "context_length")  # attributes of every model
+MODEL_PARTS = ("logit_scale", "logit_bias", "output_dict", "context_length")  # every model has these attributes
 
 
 def image_tower(model: Any) -> Tower:
@@ -77,14 +77,14 @@ def _first_that_fits(towers: tuple[type[Tower], ...], model: Any) -> Tower:
 
 
 def check_parts(model: Any) -> None:
-    """ImportError, with the cure, if open_clip's model lacks an attribute that a PCME++ model is built on."""
+    """Raise ImportError, with the cure, if open_clip's model lacks an attribute that a PCME++ model needs."""
     check_attributes(model, (*MODEL_PARTS, *image_tower(model).parts, *text_tower(model).parts))
 
 
 def fit_image_size(model: Any, state_dict: dict | None = None) -> None:
-    """Give the image tower the size of the model's config, or, before they are loaded, that of a file's tensors."""
+    """Resize the image tower to the model's config or, before a `state_dict` is loaded, to the tensors of that."""
     if not TimmTower.fits(model):
-        return  # open_clip's own are built for it, and their files are resized when they are loaded
+        return  # open_clip's own towers have that size, and files are resized when they are loaded
     if state_dict is None:
         set_image_size(model.visual)
     else:
@@ -93,7 +93,7 @@ def fit_image_size(model: Any, state_dict: dict | None = None) -> None:
 
 @contextlib.contextmanager
 def outputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
-    """The outputs of `module` while the context lasts, for open_clip methods that do not give them out."""
+    """Collect the outputs of `module` while the context lasts, for methods of open_clip that do not return them."""
     seen: list[Tensor] = []
     handle = module.register_forward_hook(lambda _module, _args, output: seen.append(output))
     try:

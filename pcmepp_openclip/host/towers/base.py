@@ -1,6 +1,6 @@
-"""What a tower of an open_clip model is to a PCME++ model.
+"""The interface of a tower of an open_clip model, as a PCME++ model uses it.
 
-N samples, L tokens, C channels of a tower, D dimensions of an embedding.
+Shapes have N samples, L tokens, C channels of a tower and D dimensions of an embedding.
 """
 
 import contextlib
@@ -16,13 +16,13 @@ from .blocks import Stack, pair
 
 
 class Tokens(NamedTuple):
-    """What a tower makes of a batch, up to where its log-variance branch begins.
+    """The tokens that a tower makes of a batch, up to where its log-variance branch begins.
 
     Arguments:
         x_NLC: the tokens, which the branch reads.
-        text_NL: the token ids, where the batch is one of texts.
-        features: what the tower pools, where that is not `x_NLC`.
-        kept_NL: which tokens are pooled, where some are left out on purpose; None for all that count.
+        text_NL: the token ids, for a batch of texts.
+        features: the tensors that the tower pools, where these are not `x_NLC`.
+        kept_NL: marks the tokens that are pooled, where some are left out on purpose; None for all that count.
     """
 
     x_NLC: Tensor
@@ -32,38 +32,38 @@ class Tokens(NamedTuple):
 
 
 class Tower:
-    """One tower of an open_clip model. A subclass is a kind of tower and knows its attributes.
+    """A tower of an open_clip model. A subclass is a kind of tower and knows its attributes.
 
     Arguments:
         model: an open_clip model with such a tower.
     """
 
-    parts: ClassVar[tuple[str, ...]] = ()  # attributes of the model that are used, by their path
-    # Attributes of the holder: all of the tower but its projection, or pooling.
+    parts: ClassVar[tuple[str, ...]] = ()  # paths of the attributes of the model that are used
+    # These attributes of the holder are all of the tower but its projection and pooling.
     backbone: ClassVar[tuple[str, ...]] = ()
-    pooling: ClassVar[tuple[str, ...]] = ()  # how the names of the tensors begin that `drop_pooling` removes
+    pooling: ClassVar[tuple[str, ...]] = ()  # prefixes of the tensors that `drop_pooling` removes
 
     def __init__(self, model: Any):
         self.model = model
 
     @staticmethod
     def fits(model: Any) -> bool:
-        """Whether the model has a tower of this kind."""
+        """Return whether the model has a tower of this kind."""
         raise NotImplementedError
 
     @property
     def holder(self) -> Any:
-        """The module that the tensors of the branch are added to."""
+        """Return the module to which the tensors of the log-variance branch are added."""
         raise NotImplementedError
 
     @property
     def width(self) -> int:
-        """C."""
+        """Return C, the number of channels of the tower."""
         raise NotImplementedError
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
-        """The blocks of the backbone, which follow one another; () where it has no list of them."""
+        """Return the blocks of the backbone in their order, or () where it has no list of them."""
         return ()
 
     def backbone_parameters(self) -> Iterator[nn.Parameter]:
@@ -75,50 +75,49 @@ class Tower:
                 yield part
 
     def check(self, batch: Any) -> None:
-        """ValueError for what a user may pass by mistake."""
+        """Raise ValueError for a batch that this tower cannot take."""
         raise NotImplementedError
 
     def tokens(self, batch: Tensor) -> Tokens:
-        """The tokens, or the flattened feature map, that the tower pools."""
+        """Return the tokens, or the flattened feature map, that the tower pools."""
         raise NotImplementedError
 
     def mean(self, tokens: Tokens) -> Tensor:
-        """What the tower makes of `tokens`: pooled and projected, [N, D], as open_clip's `encode_...` returns it."""
+        """Pool and project `tokens` to [N, D], as open_clip's `encode_...` does."""
         raise NotImplementedError
 
     def valid(self, tokens: Tokens) -> Tensor | None:
-        """Which tokens count, [N, L] of booleans, or None for all."""
+        """Return which tokens count as booleans [N, L], or None for all."""
         return None
 
-    # Where the model pools the tokens itself.
+    # These methods are for a model that pools the tokens itself.
 
     def drop_pooling(self) -> None:
-        """Remove the tower's own pooling and projection, which no output depends on then. ValueError if the tower has
-        no tokens to pool."""
+        """Remove the tower's own pooling and projection. Raise ValueError if the tower has no tokens to pool."""
         raise NotImplementedError
 
     def normed(self, x_NLC: Tensor) -> Tensor:
-        """Tokens of the last block, with the norm that is left of the tower's pooling."""
+        """Return the tokens of the last block, after the norm that `drop_pooling` leaves."""
         return x_NLC
 
     def lockable(self) -> AbstractContextManager:
-        """A context in which open_clip's `lock_image_tower` finds all that it looks for."""
+        """Return a context in which open_clip's `lock_image_tower` finds every attribute that it needs."""
         return contextlib.nullcontext()
 
-    # Of text towers only.
+    # Only text towers have these.
 
     @property
     def pad_id(self) -> int:
-        """The token id of the padding."""
+        """Return the token id of the padding."""
         raise NotImplementedError
 
     @property
     def may_be_cut(self) -> bool:
-        """Whether a text without its padding has the same result."""
+        """Return whether a text without its padding has the same result."""
         raise NotImplementedError
 
     def lengths(self, text_NL: Tensor) -> Tensor:
-        """How many of the first tokens of a text its log-variance can depend on, [N]."""
+        """Return [N], the number of first tokens of each text on which its log-variance can depend."""
         raise NotImplementedError
 
 
@@ -131,13 +130,13 @@ class ImageTower(Tower):
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """Height and width of the images that it takes, or None for any."""
+        """Return height and width of the images that the tower takes, or None for any."""
         height, width = pair(self.model.visual.image_size)
         return height, width
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the images that it takes."""
+        """Return the dtype of the images that the tower takes."""
         return self.model.visual.conv1.weight.dtype
 
     def check(self, batch: Any) -> None:
@@ -145,18 +144,18 @@ class ImageTower(Tower):
 
 
 class SplitTower(Tower):
-    """One of open_clip's own transformers: the branch may leave it before its last blocks."""
+    """A transformer of open_clip's own as a tower, which the log-variance branch may leave before its last blocks."""
 
-    projection: ClassVar[str]  # attribute of the holder for the branch's projection, [C, D]
-    bias: ClassVar[str]  # and for its bias, [D]
-    pools_one_token: bool  # whether the mean depends on a single token of the last block
+    projection: ClassVar[str]  # the holder's attribute for the branch's projection, [C, D]
+    bias: ClassVar[str]  # the holder's attribute for the branch's bias, [D]
+    pools_one_token: bool  # True if the mean depends on a single token of the last block
 
     @property
     def transformer(self) -> Any:
         raise NotImplementedError
 
     def stack(self, start: int | None = None, stop: int | None = None) -> Stack:
-        """Blocks `start` to `stop`."""
+        """Return the blocks `start` to `stop`."""
         return Stack.of(self.transformer, start, stop)
 
     @property
@@ -168,20 +167,19 @@ class SplitTower(Tower):
         return self.transformer.width
 
     def embed(self, batch: Tensor) -> Tokens:
-        """What the first block reads."""
+        """Return the tokens that the first block reads."""
         raise NotImplementedError
 
     def mask(self, tokens: Tokens) -> Tensor | None:
-        """The additive attention mask, [L, L] or [N * H, L, L], or None where every token sees all others."""
+        """Return the additive attention mask, [L, L] or [N * H, L, L], or None where every token sees all others."""
         return None
 
     def token(self, tokens: Tokens) -> "Tensor | Average | None":
-        """The index of the token that stands for a sample, [N], or None for the first one of every sample, or
-        `AVERAGE`."""
+        """Return [N], the index of the token that stands for each sample; None if it is the first; or `AVERAGE`."""
         raise NotImplementedError
 
     def pool(self, x_NLC: Tensor) -> Tensor:
-        """The output of the last block, of all tokens or of the one that stands for a sample, to the mean, [N, D]."""
+        """Turn the last block's output, of all tokens or of the one that stands for a sample, into the mean [N, D]."""
         raise NotImplementedError
 
     def tokens(self, batch: Tensor) -> Tokens:
@@ -190,18 +188,18 @@ class SplitTower(Tower):
 
 
 class Average:
-    """Stands for the mean of all tokens but the first, the one of the class."""
+    """The type of `AVERAGE`, which stands for the mean of all tokens but the class token, the first."""
 
 
 AVERAGE = Average()
 
 
 def check_image(image: Any, size: tuple[int, int] | None, dtype: torch.dtype) -> None:
-    """ValueError for what is not a batch of images.
+    """Raise ValueError unless `image` is a batch of images that fits.
 
     Arguments:
         size: height and width, or None where the tower takes any.
-        dtype: of the model.
+        dtype: the dtype of the model.
     """
     if not isinstance(image, Tensor):
         raise ValueError(f"An image batch must be a tensor (use the model's preprocessing), not {type(image)}.")
@@ -215,7 +213,7 @@ def check_image(image: Any, size: tuple[int, int] | None, dtype: torch.dtype) ->
 
 
 def check_text(text: Any, length: int | None) -> None:
-    """ValueError for what is not a batch of token ids.
+    """Raise ValueError unless `text` is a batch of token ids.
 
     Arguments:
         length: the context length, or None where the tower has none.
@@ -230,7 +228,7 @@ def check_text(text: Any, length: int | None) -> None:
 
 
 def check_attributes(model: nn.Module, names: tuple[str, ...]) -> None:
-    """ImportError, with the cure, if an open_clip model lacks an attribute that a PCME++ model is built on."""
+    """Raise ImportError, with the cure, if an open_clip model lacks an attribute that a PCME++ model needs."""
     for name in names:
         part: Any = model
         for attribute in name.split("."):

@@ -10,19 +10,19 @@ from open_clip.model import CLIPTextCfg, CLIPVisionCfg, _build_text_tower, _buil
 from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
-PARTS = ("attn", "ln_1", "ls_1", "ln_2", "ls_2", "mlp")  # of each block, which are used
+PARTS = ("attn", "ln_1", "ls_1", "ln_2", "ls_2", "mlp")  # these attributes of a block are used
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Blocks that follow one another; with `recompute`, their activations are recomputed in the backward pass."""
+    """Consecutive blocks; with `recompute`, their activations are recomputed in the backward pass."""
 
     blocks: Sequence[nn.Module]
     recompute: bool
 
     @classmethod
     def of(cls, transformer: Any, start: int | None = None, stop: int | None = None) -> "Stack":
-        """Blocks `start` to `stop` of a transformer."""
+        """Return the blocks `start` to `stop` of a transformer."""
         return cls(transformer.resblocks[start:stop], transformer.grad_checkpointing)
 
 
@@ -43,7 +43,7 @@ class BlockParts:
 
 
 def parts_of(block: Any) -> BlockParts | None:
-    """The parts of a block, or None for open_clip's custom blocks (qk_norm, scale_heads, ...), which are a whole."""
+    """Return the parts of a block, or None for open_clip's custom blocks (qk_norm, ...), which stay whole."""
     if type_before_parametrizations(block.attn) is not nn.MultiheadAttention:  # LoRA makes a subclass
         return None
     return BlockParts(block.ln_1, block.attn, block.ls_1, block.ln_2, block.mlp, block.ls_2)
@@ -56,10 +56,10 @@ def image_blocks(
     cast_dtype: torch.dtype | None,
     size: tuple[int, int] | None = None,
 ) -> Any:
-    """An untrained transformer of `layers` blocks, of the kind that the image tower of that config has.
+    """Return an untrained transformer of `layers` blocks of the kind that the image tower of the config has.
 
     Arguments:
-        size: width and number of heads, for a tower whose blocks are not open_clip's: the blocks are plain ones then.
+        size: width and number of heads of plain blocks, for a tower whose blocks are not open_clip's.
     """
     if size is not None:
         return _plain_blocks(size, layers, quick_gelu, cast_dtype)
@@ -75,7 +75,7 @@ def text_blocks(
     cast_dtype: torch.dtype | None,
     size: tuple[int, int] | None = None,
 ) -> Any:
-    """The same for the text tower."""
+    """Return an untrained transformer like that of `image_blocks`, of the kind that the text tower has."""
     if size is not None:
         return _plain_blocks(size, layers, quick_gelu, cast_dtype)
     cfg = copy.copy(as_cfg(CLIPTextCfg, text_cfg, "text_cfg"))
@@ -93,7 +93,7 @@ def pair(size: Any) -> list:
 
 
 def as_cfg(kind: type, cfg: Any, block: str) -> Any:
-    """A tower's block of the model config in open_clip's own form."""
+    """Return the block of a tower in a model config as open_clip's own dataclass."""
     try:
         return kind(**cfg) if isinstance(cfg, dict) else cfg
     except TypeError as error:

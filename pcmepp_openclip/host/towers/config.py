@@ -10,7 +10,7 @@ from open_clip.model import CLIPTextCfg, CLIPVisionCfg
 from .blocks import as_cfg, pair
 from .resnet import RESNET_HAS_NO_TOKENS
 
-TRAINING_ONLY = {  # keys of a config that no output of a trained model depends on, those of the tokenizer among them
+TRAINING_ONLY = {  # no output of a trained model depends on these keys; the tokenizer's are among them
     "model": ("pcmepp_cfg", "cast_dtype", "output_dict", "init_logit_scale", "init_logit_bias"),
     "vision_cfg": ("image_size", "patch_dropout", "timm_model_pretrained", "timm_drop", "timm_drop_path"),
     "text_cfg": ("hf_model_pretrained", "hf_tokenizer_name", "tokenizer_kwargs"),
@@ -33,7 +33,7 @@ def splits(vision_cfg: Any, text_cfg: Any) -> dict[str, str | None]:
 
 
 def default_heads(vision_cfg: Any, text_cfg: Any) -> dict[str, str]:
-    """Return `image_head` and `text_head` of a model: "split" where that is possible, else "top"."""
+    """Return the default `image_head` and `text_head` of a model: "split" where possible, else "top"."""
     return {key: "split" if reason is None else "top" for key, reason in splits(vision_cfg, text_cfg).items()}
 
 
@@ -50,7 +50,7 @@ def check_towers(
     Arguments:
         heads: the place of the branch by `image_head` and `text_head`, "split" or "top".
         custom_text: whether the text tower is a module of its own, as in a CustomTextCLIP.
-        pool: of the means, "tower" or "gpo".
+        pool: the pooling of the means, "tower" or "gpo".
     """
     vision = as_cfg(CLIPVisionCfg, vision_cfg, "vision_cfg")
     text = as_cfg(CLIPTextCfg, text_cfg, "text_cfg")
@@ -91,8 +91,9 @@ def config_as_built(model: Any, model_cfg: dict) -> dict:
     """Return the content of `open_clip_config.json` for a model that was built from `model_cfg` and flags."""
     model_cfg = copy.deepcopy(model_cfg)
     if getattr(model, "logit_bias", None) is not None:
-        model_cfg.setdefault("init_logit_bias", -10.0)  # that there is one; its value is among the weights
-    if "hf_model_name" not in model_cfg["text_cfg"] and "multimodal_cfg" not in model_cfg:  # theirs mean another length
+        model_cfg.setdefault("init_logit_bias", -10.0)  # the config says that there is one; the weights hold its value
+    # In configs of Hugging Face towers and CoCa models, context_length means something else.
+    if "hf_model_name" not in model_cfg["text_cfg"] and "multimodal_cfg" not in model_cfg:
         model_cfg["text_cfg"]["context_length"] = model.context_length
     for tower, key in (("vision_cfg", "timm_model_pretrained"), ("text_cfg", "hf_model_pretrained")):
         if key in model_cfg[tower]:
@@ -104,10 +105,10 @@ def config_as_built(model: Any, model_cfg: dict) -> dict:
 
 
 def config_in_use(model: Any) -> dict:
-    """Return what the means of a model depend on besides its weights and its tokenizer, in JSON.
+    """Return all that the means of a model depend on besides its weights and tokenizer, as plain JSON values.
 
     It is the config that open_clip built the model from, with forced values and without defaults, and the preprocessing
-    of its images. ValueError for a model that `open_clip.create_model` has not built."""
+    of its images. Raise ValueError for a model that `open_clip.create_model` has not built."""
     if not hasattr(model, "built_from"):
         raise ValueError("The config of the model is not known: build it by open_clip.create_model.")
     config = {key: value for key, value in model.built_from.items() if value and key not in TRAINING_ONLY["model"]}

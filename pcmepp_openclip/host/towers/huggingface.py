@@ -12,7 +12,7 @@ from .base import Tokens, Tower, check_text
 
 
 class HuggingFaceTower(Tower):
-    """Its tokens are the last hidden state; those of the padding do not count."""
+    """A text tower from transformers. Its tokens are the last hidden state; those of the padding do not count."""
 
     parts = ("text.transformer", "text.pooler", "text.proj", "text.config.pad_token_id")
     backbone = ("transformer",)
@@ -33,7 +33,7 @@ class HuggingFaceTower(Tower):
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
-        """By the name that open_clip knows them by, which it locks layers with."""
+        """Return the blocks by the name of their attribute that open_clip knows for locking layers."""
         transformer, kind = self.model.text.transformer, self.model.text.config.model_type
         name = arch_dict.get(kind, {}).get("config_names", {}).get("layer_attr", "")
         blocks = getattr(getattr(transformer, "encoder", transformer), name, ())
@@ -45,7 +45,7 @@ class HuggingFaceTower(Tower):
 
     @property
     def may_be_cut(self) -> bool:
-        return False  # it would be up to rounding, but the tower is called as open_clip calls it
+        return False  # results would be equal up to rounding, but the tower is called as open_clip calls it
 
     def check(self, batch: Any) -> None:
         check_text(batch, None)

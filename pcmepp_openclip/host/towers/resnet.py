@@ -1,4 +1,4 @@
-"""open_clip's own ResNet, that of OpenAI's CLIP."""
+"""open_clip's own ResNet, which OpenAI's CLIP has."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ RESNET_HAS_NO_TOKENS = "pcmepp_cfg.pool 'gpo' needs a tower with tokens, and a R
 
 
 class ResNetTower(ImageTower):
-    """Its tokens are the last feature map, flattened, which the tower itself pools by attention."""
+    """open_clip's ResNet. Its tokens are the flattened last feature map, which the tower itself pools by attention."""
 
     backbone = (
         *("conv1", "bn1", "conv2", "bn2", "conv3", "bn3"),

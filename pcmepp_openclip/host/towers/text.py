@@ -17,7 +17,7 @@ _TEXT_PARTS = (
 
 
 class TextTransformerTower(SplitTower):
-    """It pools one token: the first, the last, EOT, or an additional one at the end."""
+    """open_clip's text transformer. It pools one token: the first, the last, EOT, or an additional one at the end."""
 
     projection, bias = "uncertainty_text_projection", "uncertainty_text_bias"
     backbone: ClassVar[tuple[str, ...]] = ("token_embedding", "positional_embedding", "transformer", "ln_final")
@@ -41,7 +41,7 @@ class TextTransformerTower(SplitTower):
 
     @property
     def may_be_cut(self) -> bool:
-        """Whether a text without its padding has the same result: later tokens are not seen, and EOT is pooled."""
+        """Return whether padding changes nothing: no token sees later ones, and the last one is not pooled."""
         return self.holder.attn_mask is not None and self.pool_type != "last"
 
     def check(self, batch: Any) -> None:
@@ -105,7 +105,7 @@ class TextTransformerTower(SplitTower):
 
 
 class ClipTextTower(TextTransformerTower):
-    """That of a CLIP, whose parts are attributes of the model itself."""
+    """The text tower of a CLIP, whose parts are attributes of the model itself."""
 
     parts = (*_TEXT_PARTS, "text_pool_type", "text_eos_id")
     pooling = ("text_projection",)
@@ -128,7 +128,7 @@ class ClipTextTower(TextTransformerTower):
 
 
 class CustomTextTower(TextTransformerTower):
-    """That of a CustomTextCLIP. With `embed_cls` an additional token is appended and pooled."""
+    """The text tower of a CustomTextCLIP. With `embed_cls` an additional token is appended and pooled."""
 
     parts = tuple(f"text.{part}" for part in (*_TEXT_PARTS, "pool_type", "eos_id", "pad_id", "cls_emb"))
     backbone = (*TextTransformerTower.backbone, "cls_emb")

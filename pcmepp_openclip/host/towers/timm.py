@@ -11,7 +11,7 @@ from .base import ImageTower, Tokens
 
 
 class TimmTower(ImageTower):
-    """Its tokens are the last feature map, flattened, or the tokens that the trunk pools."""
+    """An image tower from timm. Its tokens are the flattened last feature map, or the tokens that the trunk pools."""
 
     parts = (
         *("visual.trunk.forward_features", "visual.trunk.forward_head", "visual.trunk.num_features"),
@@ -30,13 +30,13 @@ class TimmTower(ImageTower):
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
-        """Those of transformers; other trunks have stages, under many names."""
+        """Return the blocks of a transformer; other trunks have stages, under many names."""
         blocks = getattr(self.model.visual.trunk, "blocks", ())
         return list(blocks) if isinstance(blocks, (nn.Sequential, nn.ModuleList)) else ()
 
     @property
     def size(self) -> None:
-        return None  # some trunks take any size, and the others tell
+        return None  # some trunks take any size, and the others raise their own error
 
     @property
     def dtype(self) -> torch.dtype:
@@ -65,7 +65,7 @@ class TimmTower(ImageTower):
 
 
 def has_tokens(visual: Any) -> bool:
-    """Whether a trunk is a transformer over tokens, not over maps."""
+    """Return whether a trunk is a transformer over tokens, not over maps."""
     return hasattr(visual.trunk, "num_prefix_tokens")
 
 
@@ -94,18 +94,18 @@ def take_size_of(visual: Any, state_dict: dict) -> None:
 
 
 def _built_size(visual: Any) -> tuple[int, ...] | None:
-    """The size that a trunk is built for, or None where it takes any."""
+    """Return the size that a trunk is built for, or None where it takes any or cannot be resized."""
     size = getattr(getattr(visual.trunk, "patch_embed", None), "img_size", None)
     return tuple(size) if size is not None and hasattr(visual.trunk, "set_input_size") else None
 
 
 def _fits(visual: Any, state_dict: dict) -> bool:
-    found = {name: state_dict.get(f"visual.trunk.{name}", tensor) for name, tensor in visual.trunk.state_dict().items()}
-    return all(found[name].shape == tensor.shape for name, tensor in visual.trunk.state_dict().items())
+    saved = {name: state_dict.get(f"visual.trunk.{name}", tensor) for name, tensor in visual.trunk.state_dict().items()}
+    return all(saved[name].shape == tensor.shape for name, tensor in visual.trunk.state_dict().items())
 
 
 def _flatten(features: Tensor, layout: str) -> Tensor:
-    """Tokens [N, L, C] of what a trunk returns: tokens already, or a map whose channels come first or last."""
+    """Flatten a trunk's output to tokens [N, L, C], from tokens or from a map whose channels come first or last."""
     if features.ndim == 3:
         return features
     return features.flatten(1, 2) if str(layout).endswith("NHWC") else features.flatten(2).transpose(1, 2)

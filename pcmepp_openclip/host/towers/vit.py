@@ -13,7 +13,7 @@ from .blocks import PARTS
 
 
 class VisionTransformerTower(ImageTower, SplitTower):
-    """It pools the token of the class, the average of the others, or all of them by attention."""
+    """open_clip's image transformer. It pools the class token, the average of the others, or all by attention."""
 
     projection, bias = "uncertainty_proj", "uncertainty_bias"
     backbone = (
@@ -64,7 +64,7 @@ class VisionTransformerTower(ImageTower, SplitTower):
     def lockable(self) -> Iterator[None]:
         visual, dropped = self.model.visual, self.model.visual.proj is None
         if dropped:
-            visual.proj = nn.Parameter(torch.empty(0))  # it lists the projection among what may stay unlocked
+            visual.proj = nn.Parameter(torch.empty(0))  # open_clip lists it among what may stay unlocked
         try:
             yield
         finally:
