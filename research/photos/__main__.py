@@ -58,7 +58,7 @@ def judge(
     seed: int,
     resamples: int,
 ) -> Iterator[Result]:
-    """The results of all models of a seed.
+    """Yield the results of all models of a seed.
 
     Arguments:
         true: the true items of queries of `TRUE`.
@@ -66,9 +66,9 @@ def judge(
     """
 
     def results(question: str, name: str, sees: str, split: str, numbers: questions.Numbers) -> Iterator[Result]:
-        about = {"question": question, "estimator": name, "sees": sees, "data": split, "seed": seed}
+        row = {"question": question, "estimator": name, "sees": sees, "data": split, "seed": seed}
         for number, samples, value in numbers:
-            yield {**about, "number": number, "values": resampled(samples, value, resamples)}
+            yield {**row, "number": number, "values": resampled(samples, value, resamples)}
 
     rows, number = questions.short_texts(splits[GRADED], splits[TRUE])
     for method, heads in models.items():
@@ -96,8 +96,8 @@ def judge(
             for known, others in CALIBRATED.items():
                 measured = {split: encoded[split] for split in others}
                 for name, split, error in pairs.calibration_errors(encoded[known], measured, bank):
-                    about = {"question": "Calibration", "estimator": name, "sees": f"fitted to {known}", "seed": seed}
-                    yield {**about, "data": split or "its other half", "number": "ECE", "values": [error]}
+                    row = {"question": "Calibration", "estimator": name, "sees": f"fitted to {known}", "seed": seed}
+                    yield {**row, "data": split or "its other half", "number": "ECE", "values": [error]}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What is asked for an answer: functions of a query, of the items among which it belongs, or of neither.
+"""The estimators that are compared: functions of a query, of the items among which it belongs, or of neither.
 
 Each is judged on all three questions, whichever it was made for. The larger its value, the more an input should fit,
 be missed, or leave open.
@@ -59,14 +59,14 @@ class Estimator:
 
 
 def make_bank(heads: Heads, photos: Photos, seed: int, size: int) -> Bank:
-    """A bank of pairs that the means have not seen."""
+    """Return a bank of pairs that the means have not seen."""
     rows = split_rows(photos, seed)[1][:size]
     images, texts = heads.images(photos.views["clean"][rows]), heads.texts(photos.texts[photos.first[rows]])
     return Bank(images.mean, texts.mean, heads.scale.item())
 
 
 def of_means(heads: Heads, photos: Photos, empty_x: Tensor, seed: int) -> list[Estimator]:
-    """What needs no variance, first what is trivial.
+    """Return the estimators that need no variance, the trivial ones first.
 
     Arguments:
         empty_x: the features of the empty caption, [1, 384].
@@ -95,7 +95,7 @@ def of_means(heads: Heads, photos: Photos, empty_x: Tensor, seed: int) -> list[E
         generator = torch.Generator().manual_seed(seed + len(query.gaussian.mean))
         return torch.rand(len(query.gaussian.mean), generator=generator)
 
-    found = [
+    estimators = [
         Estimator("a random number", random),
         Estimator("number of words", lambda query, _: None if query.words_N is None else -query.words_N),
         Estimator("closeness to the empty caption, or mean image", lambda q, _: q.gaussian.mean @ root[q.of]),
@@ -120,8 +120,8 @@ def of_means(heads: Heads, photos: Photos, empty_x: Tensor, seed: int) -> list[E
     ]
     for size in BANK_SIZES:
         own = make_bank(heads, photos, seed, size)
-        found.append(_alone(own))
-    return found
+        estimators.append(_alone(own))
+    return estimators
 
 
 def _alone(bank: Bank) -> Estimator:

@@ -60,10 +60,10 @@ class Photos:
 
 
 def read_photos(data: Path, split: str, views: Sequence[str], cache: Path) -> Photos:
-    """The features of a split, from `cache` or computed."""
+    """Return the features of a split, from `cache` or computed."""
     files = files_of(data, split)
     cache.mkdir(parents=True, exist_ok=True)
-    found = {
+    views_by_name = {
         view: _kept(cache / f"image-{split}-{view}.pt", functools.partial(_images, files, split, view))
         for view in views
     }
@@ -73,16 +73,16 @@ def read_photos(data: Path, split: str, views: Sequence[str], cache: Path) -> Ph
     texts = _kept(cache / f"text-{split}.pt", lambda: embed_texts(captions, split))
     cut = _kept(cache / f"text-{split}-cut.pt", lambda: embed_texts(cut_captions, f"{split} cut"))
     own = torch.repeat_interleave(torch.arange(len(samples)), torch.tensor([len(own) for own in samples]))
-    return Photos(found, captions, texts, cut_captions, cut, own)
+    return Photos(views_by_name, captions, texts, cut_captions, cut, own)
 
 
 def empty_caption(cache: Path) -> Tensor:
-    """The features of the caption without a word, [1, 384]."""
+    """Return the features of the caption without a word, [1, 384]."""
     return _kept(cache / "text-empty.pt", lambda: embed_texts([""], "the empty caption"))
 
 
 def files_of(data: Path, split: str) -> list[Path]:
-    """The shards of a split."""
+    """Return the shards of a split."""
     files = sorted((data / split).glob("*.tar")) or sorted((data / split / "test").glob("*.tar"))
     if not files:
         raise SystemExit(f"--data {data}: there are no shards in {split} or {split}/test.")
@@ -111,24 +111,24 @@ class TrueMatches:
 
 
 def true_matches(data: Path, split: str) -> list[TrueMatches]:
-    """The true items of the images and of the captions of a split with COCO's ids, where ECCV Caption has them."""
+    """Return the true items of the images and of the captions of a split with COCO's ids, where ECCV Caption has them."""
     path = data / split / "ids.json"
     if not path.exists():
         raise SystemExit(f"--data {data}: {split} has no ids.json, the ids of COCO's images and captions.")
     ids, package = json.loads(path.read_text()), load_eccv_caption()
     index = {kind: {own: i for i, own in enumerate(ids[kind])} for kind in ("images", "captions")}
-    found = []
+    matches = []
     for of, direction, kind, other in (("texts", "t2i", "captions", "images"), ("images", "i2t", "images", "captions")):
         known = package.eccv_gts[direction]
         rows = [i for i, query in enumerate(ids[kind]) if query in known]
         true = [known[ids[kind][i]] for i in rows]
         items = [[index[other][item] for item in own if item in index[other]] for own in true]
-        found.append(TrueMatches(of, torch.tensor(rows), items, torch.tensor([len(own) for own in true])))
-    return found
+        matches.append(TrueMatches(of, torch.tensor(rows), items, torch.tensor([len(own) for own in true])))
+    return matches
 
 
 def cut_words(caption: str, random: Random) -> str:
-    """A run of the caption's words, of random length."""
+    """Return a run of the caption's words, of random length."""
     words = caption.rstrip(" .").split()
     length = random.randint(1, len(words))
     start = random.randint(0, len(words) - length)
@@ -140,7 +140,7 @@ def blur(image: Image.Image, _: Random) -> Image.Image:
 
 
 def box(image: Image.Image, random: Random) -> Image.Image:
-    """A box of half the area, anywhere, of the image's mean colour."""
+    """Return a box of half the area, anywhere, of the image's mean colour."""
     mean = tuple(int(x) for x in np.asarray(image).reshape(-1, 3).mean(axis=0))
     ratio = np.exp(random.uniform(np.log(0.6), np.log(1 / 0.6)))
     width = int(min(SIDE, (SIDE * SIDE / 2 * ratio) ** 0.5))
@@ -152,14 +152,14 @@ def box(image: Image.Image, random: Random) -> Image.Image:
 
 
 def crop(image: Image.Image, random: Random) -> Image.Image:
-    """The middle, 25 to 75 % of each side."""
+    """Return the middle, 25 to 75 % of each side."""
     side = random.uniform(0.25, 0.75) * SIDE
     start = (SIDE - side) / 2
     return image.crop((start, start, start + side, start + side)).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
 
 
 def train_crop(image: Image.Image, random: Random) -> Image.Image:
-    """A random crop like those of `pcmepp train --objective vagueness`."""
+    """Return a random crop like those of `pcmepp train --objective vagueness`."""
     torch.manual_seed(random.getrandbits(32))
     return RandomResizedCrop(SIDE, CROPPED, interpolation=InterpolationMode.BICUBIC)(image)
 
@@ -173,7 +173,7 @@ DEGRADED = ("blur", "box", "crop")
 
 
 def _samples(files: list[Path]) -> Iterator[tuple[bytes, list[str]]]:
-    """(JPEG, captions) of each sample in order."""
+    """Yield (JPEG, captions) of each sample in order."""
     for path in files:
         members: dict[str, dict[str, bytes]] = {}
         with tarfile.open(path) as tar:
@@ -209,12 +209,12 @@ def _images(files: list[Path], split: str, view: str) -> Tensor:
     tower.load_state_dict(dict(zip(tower.state_dict(), weights.values(), strict=True)))  # the same tensors in order
     tower.reset_classifier(0)
     tower.eval().to(memory_format=torch.channels_last)  # twice as fast on CPUs
-    random, found = Random(f"{split}{view}"), []
+    random, features = Random(f"{split}{view}"), []
     batch: list[Tensor] = []
 
     def flush() -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):  # twice as fast again
-            found.append(tower(torch.stack(batch).to(memory_format=torch.channels_last)).half())
+            features.append(tower(torch.stack(batch).to(memory_format=torch.channels_last)).half())
         batch.clear()
 
     for jpeg, _ in tqdm(_samples(files), desc=f"{split} {view}", disable=None):
@@ -224,7 +224,7 @@ def _images(files: list[Path], split: str, view: str) -> Tensor:
             flush()
     if batch:
         flush()
-    return torch.cat(found)
+    return torch.cat(features)
 
 
 def _square(image: Image.Image) -> Image.Image:
@@ -241,12 +241,12 @@ def embed_texts(texts: list[str], name: str) -> Tensor:
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     tower: Any = AutoModel.from_pretrained(folder).eval()
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # little padding in a batch
-    found = torch.empty(len(texts), 384)
+    features = torch.empty(len(texts), 384)
     for start in tqdm(range(0, len(texts), 128), desc=name, disable=None):
         rows = order[start : start + 128]
         inputs = tokenizer([texts[i] for i in rows], padding=True, truncation=True, max_length=48, return_tensors="pt")
         mask = inputs["attention_mask"][:, :, None].float()
         with torch.autocast("cpu", dtype=torch.bfloat16):  # three times as fast, and the same to three digits
             token_NLD = tower(**inputs).last_hidden_state.float()
-        found[rows] = (token_NLD * mask).sum(dim=1) / mask.sum(dim=1)
-    return found.half()
+        features[rows] = (token_NLD * mask).sum(dim=1) / mask.sum(dim=1)
+    return features.half()

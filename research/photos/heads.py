@@ -27,7 +27,7 @@ HELD_OUT = 4000  # training photographs that no means are trained on: for banks 
 
 @dataclass(frozen=True)
 class Method:
-    """How a model is trained.
+    """A way to train a model.
 
     Arguments:
         words: for the table.
@@ -123,13 +123,13 @@ class Heads(nn.Module):
 
 
 def split_rows(photos: Photos, seed: int) -> tuple[Tensor, Tensor]:
-    """The photographs that means are trained on, and the held-out ones."""
+    """Return the photographs that means are trained on, and the held-out ones."""
     order = torch.randperm(len(photos.first), generator=torch.Generator().manual_seed(100 + seed))
     return order[HELD_OUT:], order[:HELD_OUT]
 
 
 def train_all(photos: Photos, seed: int, steps: int, methods: list[str], cache: Path) -> dict[str, Heads]:
-    """The models of a seed by method, in evaluation mode, from `cache` or trained; plain CLIP is always one of them."""
+    """Return the models of a seed by method, in evaluation mode, from `cache` or trained; plain CLIP is always one of them."""
     cache.mkdir(parents=True, exist_ok=True)
     models: dict[str, Heads] = {}
     for name in ["plain", *(name for name in methods if name != "plain")]:
@@ -144,7 +144,7 @@ def train_all(photos: Photos, seed: int, steps: int, methods: list[str], cache: 
 
 
 def train(name: str, photos: Photos, seed: int, steps: int = STEPS, plain: Heads | None = None) -> Heads:
-    """A model, in evaluation mode.
+    """Return a model, in evaluation mode.
 
     Arguments:
         plain: plain CLIP of the same seed, whose means are taken where the variances are trained after them.
@@ -194,7 +194,7 @@ def _fit(
 
 
 def draw(photos: Photos, rows: Tensor, cut: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """The features of a batch of images and of captions, each image with one of its own.
+    """Return the features of a batch of images and of captions, each image with one of its own.
 
     Arguments:
         cut: the share of captions that are cut, where their images are cropped.

@@ -1,4 +1,4 @@
-"""Which item, by which score? R@1, and mAP@R of all true matches. Also calibrated pairs, in and out of domain."""
+"""R@1 and mAP@R of all true matches by each score, and calibrated pairs in and out of their domain."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -20,7 +20,7 @@ WEIGHTS = (0.25, 0.5, 0.75, 1.0)
 
 
 def scores(name: str, heads: Heads, bank: Bank) -> Iterator[tuple[str, Distance]]:
-    """The scores of a model: those of the means for plain CLIP, else those of its variances."""
+    """Yield the scores of a model: those of the means for plain CLIP, else those of its variances."""
     if name == "plain":
         yield "cosine", DISTANCES["cosine"]
         for weight in WEIGHTS:
@@ -33,7 +33,7 @@ def scores(name: str, heads: Heads, bank: Bank) -> Iterator[tuple[str, Distance]
 
 
 def pairs(data: Encoded, distance: Distance, true: Sequence[TrueMatches] = ()) -> Numbers:
-    """R@1, and mAP@R of the queries whose true items are known."""
+    """Yield R@1, and mAP@R of the queries whose true items are known."""
     values = dict(zip(("R@1 i2t", "R@1 t2i"), first_hits(data, distance), strict=True))
     for known in true:
         values["mAP@R i2t" if known.of == IMAGES else "mAP@R t2i"] = _precisions(distance, data, known)
@@ -42,7 +42,7 @@ def pairs(data: Encoded, distance: Distance, true: Sequence[TrueMatches] = ()) -
 
 
 def graded_pairs(graded: Encoded, distance: Distance) -> Numbers:
-    """mAP@R of an image's own captions among all different ones, vague and exact."""
+    """Yield mAP@R of an image's own captions among all different ones, vague and exact."""
     place = {text: i for i, text in enumerate(dict.fromkeys(graded.photos.captions))}
     first = torch.tensor([graded.photos.captions.index(text) for text in place])
     own = [sorted({place[graded.photos.captions[i]] for i in rows}) for rows in graded.photos.captions_of]
@@ -54,12 +54,12 @@ def graded_pairs(graded: Encoded, distance: Distance) -> Numbers:
 
 
 def _mean_of(value_N: Tensor) -> Callable[[Tensor], float]:
-    """The mean of some rows."""
+    """Return the mean of some rows."""
     return lambda rows: value_N[rows].mean().item()
 
 
 def _precisions(distance: Distance, data: Encoded, known: TrueMatches) -> Tensor:
-    """The average precision at R of each query whose true items are known."""
+    """Return the average precision at R of each query whose true items are known."""
     query, gallery = (data.images, data.texts) if known.of == IMAGES else (data.texts, data.images)
     distance = distance if known.of == IMAGES else distance.transposed
     matrix = distance.matrix(Gaussian(*(x[known.rows] for x in query)), gallery)
@@ -74,11 +74,11 @@ def _average_precision(distance_M: Tensor, right: list[int]) -> float:
 
 @torch.inference_mode()
 def calibration_errors(fitted_to: Encoded, others: dict[str, Encoded], bank: Bank) -> Iterator[tuple[str, str, float]]:
-    """(calibration, data, expected calibration error at a prior of 1/2), fitted to one split: first its own error, on
+    """Yield (calibration, data, expected calibration error at a prior of 1/2), fitted to one split: first its own error, on
     the half of its images that was not fitted to, then that on the other splits, "" and their names."""
 
     def inputs(data: Encoded) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
-        """What a calibration takes of the first images, and the image of each of their captions."""
+        """Return the input of a calibration for the first images, and the image of each of their captions."""
         own = data.photos.image_of_text[data.photos.image_of_text < CALIBRATED_ON]
         images = Gaussian(*(x[:CALIBRATED_ON] for x in data.images))
         texts = Gaussian(*(x[: len(own)] for x in data.texts))
@@ -90,6 +90,6 @@ def calibration_errors(fitted_to: Encoded, others: dict[str, Encoded], bank: Ban
     for name, fitted in fits.items():
         yield name, "", fitted.error
         for split, data in others.items():
-            given, own = inputs(data)
-            is_pair = torch.arange(len(given[0]))[:, None] == own
-            yield name, split, calibration.reliability(fitted.probability(*given), is_pair)[1]
+            scores, own = inputs(data)
+            is_pair = torch.arange(len(scores[0]))[:, None] == own
+            yield name, split, calibration.reliability(fitted.probability(*scores), is_pair)[1]

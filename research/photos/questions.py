@@ -52,19 +52,19 @@ class Encoded:
         return Query(self.images, IMAGES) if of == IMAGES else Query(self.texts, TEXTS, self.photos.words)
 
     def gallery(self, of: str) -> Tensor:
-        """The means of the items among which queries of this kind belong."""
+        """Return the means of the items among which queries of this kind belong."""
         return self.texts.mean if of == IMAGES else self.images.mean
 
 
 @torch.inference_mode()
 def encode(heads: Heads, photos: Photos) -> Encoded:
-    """A split by a model."""
+    """Return a split by a model."""
     views = {name: heads.images(x) for name, x in photos.views.items()}
     return Encoded(photos, views, heads.texts(photos.texts), heads.texts(photos.cut), heads.scale.item())
 
 
 def first_hits(data: Encoded, distance: Distance) -> tuple[Tensor, Tensor]:
-    """Does each image, and each caption, find its own first? [N] and [M] of 0 and 1."""
+    """Return whether each image, and each caption, finds its own first: [N] and [M] of 0 and 1."""
     own_M = data.photos.image_of_text
     by_image = distance.matrix(data.images, data.texts).argmin(dim=1)
     by_text = distance.transposed.matrix(data.texts, data.images).argmin(dim=1)
@@ -72,14 +72,14 @@ def first_hits(data: Encoded, distance: Distance) -> tuple[Tensor, Tensor]:
 
 
 def resampled(samples: int, value: Callable[[Tensor], float], resamples: int) -> list[float]:
-    """The value of all samples, and those of as many samples that are drawn with replacement."""
+    """Return the value of all samples, and those of as many samples that are drawn with replacement."""
     generator = torch.Generator().manual_seed(0)
     draws = [torch.randint(samples, (samples,), generator=generator) for _ in range(resamples)]
     return [value(rows) for rows in (torch.arange(samples), *draws)]
 
 
 def short_texts(graded: Photos, photos: Photos) -> tuple[Tensor, Tensor]:
-    """Rows of different short captions of `graded`, and of how many of the photographs a caption mentions each."""
+    """Return rows of different short captions of `graded`, and of how many of the photographs a caption mentions each."""
     said = [" " + " | ".join(_words(photos.captions[i]) for i in own) + " " for own in photos.captions_of]
     rows = {_words(text): i for i, text in enumerate(graded.captions) if len(text.split()) <= SHORT}
     number = torch.tensor([sum(f" {text} " in own for own in said) for text in rows])
@@ -101,7 +101,7 @@ def multiplicity(estimator: Estimator, data: Encoded, true: list[TrueMatches]) -
 def multiplicity_of_short(
     estimator: Estimator, graded: Encoded, data: Encoded, rows: Tensor, number: Tensor
 ) -> Numbers:
-    """The same of short texts, among the images of `data`."""
+    """Yield the same of short texts, among the images of `data`."""
     texts = Gaussian(*(x[rows] for x in graded.texts))
     value_N = estimator.score(Query(texts, TEXTS, graded.photos.words[rows]), data.images.mean)
     if value_N is not None:
@@ -135,7 +135,7 @@ def _themselves(_: Photos) -> Callable[[Tensor], Tensor]:
 
 
 def _captions(photos: Photos) -> Callable[[Tensor], Tensor]:
-    """Images to their captions."""
+    """Return images to their captions."""
 
     def of(rows: Tensor) -> Tensor:
         count = photos.count[rows]
@@ -168,14 +168,14 @@ def less_detail(estimator: Estimator, data: Encoded) -> Numbers:
 
 
 def _compare(whole_N: Tensor, less_N: Tensor) -> Callable[[Tensor], float]:
-    """AUROC of what shows or says less against the whole."""
+    """Return aUROC of what shows or says less against the whole."""
     return lambda rows: auroc(
         torch.cat([whole_N[rows], less_N[rows]]), torch.cat([torch.zeros(len(rows)), torch.ones(len(rows))])
     )
 
 
 def _equal_words(value_N: Tensor, less_N: Tensor, words_N: Tensor) -> float:
-    """AUROC among captions of the same number of words, all pairs together."""
+    """Return aUROC among captions of the same number of words, all pairs together."""
     total = right = 0.0
     for count in words_N.unique():
         inside = words_N == count
@@ -202,7 +202,7 @@ def graded_captions(estimator: Estimator, graded: Encoded) -> Numbers:
 
 
 def _equal_tau(value_M: Tensor, level_M: Tensor, words_M: Tensor) -> float:
-    """(pairs in order - pairs in reverse order) / pairs, of captions with equally many words and different levels."""
+    """Return (pairs in order - pairs in reverse order) / pairs, of captions with equally many words and different levels."""
     total = right = 0.0
     for count in words_M.unique():
         value, level = value_M[words_M == count], level_M[words_M == count]
