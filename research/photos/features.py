@@ -111,7 +111,7 @@ class TrueMatches:
 
 
 def true_matches(data: Path, split: str) -> list[TrueMatches]:
-    """Return the true items of the images and of the captions of a split with COCO's ids, where ECCV Caption has them."""
+    """Return the true items of the images and captions of a split with COCO's ids, where ECCV Caption has them."""
     path = data / split / "ids.json"
     if not path.exists():
         raise SystemExit(f"--data {data}: {split} has no ids.json, the ids of COCO's images and captions.")

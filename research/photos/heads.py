@@ -129,7 +129,7 @@ def split_rows(photos: Photos, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def train_all(photos: Photos, seed: int, steps: int, methods: list[str], cache: Path) -> dict[str, Heads]:
-    """Return the models of a seed by method, in evaluation mode, from `cache` or trained; plain CLIP is always one of them."""
+    """Return the models of a seed by method, in evaluation mode, from `cache` or trained; always with plain CLIP."""
     cache.mkdir(parents=True, exist_ok=True)
     models: dict[str, Heads] = {}
     for name in ["plain", *(name for name in methods if name != "plain")]:

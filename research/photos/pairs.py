@@ -74,7 +74,7 @@ def _average_precision(distance_M: Tensor, right: list[int]) -> float:
 
 @torch.inference_mode()
 def calibration_errors(fitted_to: Encoded, others: dict[str, Encoded], bank: Bank) -> Iterator[tuple[str, str, float]]:
-    """Yield (calibration, data, expected calibration error at a prior of 1/2), fitted to one split: first its own error, on
+    """Yield (calibration, data, expected calibration error at a prior of 1/2), fitted to one split: first the error on
     the half of its images that was not fitted to, then that on the other splits, "" and their names."""
 
     def inputs(data: Encoded) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:

@@ -79,7 +79,7 @@ def resampled(samples: int, value: Callable[[Tensor], float], resamples: int) ->
 
 
 def short_texts(graded: Photos, photos: Photos) -> tuple[Tensor, Tensor]:
-    """Return rows of different short captions of `graded`, and of how many of the photographs a caption mentions each."""
+    """Return rows of different short captions of `graded`, and the number of photographs whose captions mention each."""
     said = [" " + " | ".join(_words(photos.captions[i]) for i in own) + " " for own in photos.captions_of]
     rows = {_words(text): i for i, text in enumerate(graded.captions) if len(text.split()) <= SHORT}
     number = torch.tensor([sum(f" {text} " in own for own in said) for text in rows])
@@ -202,7 +202,7 @@ def graded_captions(estimator: Estimator, graded: Encoded) -> Numbers:
 
 
 def _equal_tau(value_M: Tensor, level_M: Tensor, words_M: Tensor) -> float:
-    """Return (pairs in order - pairs in reverse order) / pairs, of captions with equally many words and different levels."""
+    """Return (pairs in order - pairs in reverse order) / pairs, of captions of equal length and different levels."""
     total = right = 0.0
     for count in words_M.unique():
         value, level = value_M[words_M == count], level_M[words_M == count]
