@@ -79,7 +79,7 @@ def resampled(samples: int, value: Callable[[Tensor], float], resamples: int) ->
 
 
 def short_texts(graded: Photos, photos: Photos) -> tuple[Tensor, Tensor]:
-    """Return rows of different short captions of `graded`, and the number of photographs whose captions mention each."""
+    """Return rows of different short captions of `graded`, and how many photographs have captions that mention each."""
     said = [" " + " | ".join(_words(photos.captions[i]) for i in own) + " " for own in photos.captions_of]
     rows = {_words(text): i for i, text in enumerate(graded.captions) if len(text.split()) <= SHORT}
     number = torch.tensor([sum(f" {text} " in own for own in said) for text in rows])
