@@ -21,7 +21,8 @@ SPLITS = {"flickr8k-dev": (), "coco-dev": DEGRADED, "flickr8k-test": DEGRADED, T
 CALIBRATED = {"flickr8k-dev": ("coco-dev", TRUE), "coco-dev": (TRUE, "flickr8k-test")}  # fitted to: measured on
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
+    """Measure every estimator, or those of some methods, and write the tables."""
     parser = argparse.ArgumentParser(
         prog="python -m research.photos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -31,7 +32,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="default: all")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"training steps ({STEPS})")
     parser.add_argument("--resamples", type=int, default=RESAMPLES, help=f"of the bootstrap, per seed ({RESAMPLES})")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     cache = args.out / "features"
     photos = read_photos(args.data, "train", ["clean", TRAIN_CROP], cache)
     splits = {name: read_photos(args.data, name, ["clean", *views], cache) for name, views in SPLITS.items()}
