@@ -180,6 +180,8 @@ def check_command(command: str) -> None:
     elif program == "torchrun":
         inner = words[words.index("--") + 1 :]
         module = inner[0]
+        if module == "pcmepp_openclip":
+            return check_command(shlex.join(["python", "-m", *inner]))
         check(["pcmepp", "train", *inner[1:]] if module == "pcmepp_openclip.train" else ["pcmepp", *inner[1:]])
         assert module in ("pcmepp_openclip.train", "pcmepp_openclip.cli")
     elif program == "python" and words[1] == "-m" and words[2] == "pytest":
@@ -249,7 +251,7 @@ def test_ci_runs_the_make_targets():
 
 OTHERS = {  # flags of other programs, and of the loss term that CONTRIBUTING.md adds
     "--nproc-per-node", "--no_amp", "--signal", "--wait", "--nodes", "--gpus-per-node", "--cpus-per-task", "--time",
-    "--dereference", "--hard-dereference", "--agreement-weight",
+    "--dereference", "--hard-dereference", "--agreement-weight", "--fsdp",
 }  # fmt: skip
 
 
@@ -322,7 +324,7 @@ def test_the_readme_is_read_in_a_minute():
 
 def test_the_file_map_is_the_tree():
     """Every folder that it names exists, and every folder of the package is named."""
-    (tree,) = (block.text for block in blocks(REPO / "README.md") if block.text.startswith("pcmepp_openclip/\n"))
+    (tree,) = (block.text for block in blocks(REPO / "README.md") if block.text.startswith("pcmepp_openclip/ "))
     lines = tree.splitlines()
     within = {name for line in lines if line.startswith("  ") for name in re.findall(r"(\w+)/", line[:30])}
     outside = {name for line in lines if not line.startswith("  ") for name in re.findall(r"(\w+)/", line)}

@@ -385,7 +385,11 @@ MISTAKES = [  # what, how it is made: the flags to run into it, what is said
     ),
     ("empty captions", lambda f: f.in_scenes("1.tar", [{**IMAGE, "txt": "\n \n"}]), "the image s0000 has no caption"),
     ("no images", lambda f: f.no_images(), "there are no images in it."),
-    ("not a tar", lambda f: f.write("scenes/test/0.tar", "x" * 2000), "0.tar cannot be read (invalid header)."),
+    (
+        "not a tar",
+        lambda f: f.write("scenes/test/0.tar", "x" * 2000),
+        "0.tar cannot be read (truncated shard: invalid header).",
+    ),
     (
         "bad matches",
         lambda f: f.write("scenes/test/matches.json", '{"images_of_caption": [[0]]}'),

@@ -217,8 +217,8 @@ def test_a_plain_model_has_no_uncertainty(place, tmp_path, monkeypatch):
     "flags, message",
     [
         (["--noisy-pairs", "{}/d/*.tar"], "--noisy-pairs needs --noise-ratio"),
-        (["--noise-ratio", "0.2", "--coco", "x", "--coco-images", "y"], "are for --noisy-pairs: add that"),
-        (["--noise-seed", "1", "--coco", "x", "--coco-images", "y"], "are for --noisy-pairs: add that"),
+        (["--noise-ratio", "0.2", "--coco", "x", "--coco-images", "y"], "needs --noisy-pairs"),
+        (["--noise-seed", "1", "--coco", "x", "--coco-images", "y"], "needs --noisy-pairs"),
         (["--noisy-pairs", "{}/d/*.tar", "--noise-ratio", "0"], "--noise-ratio 0 leaves all captions of --noisy-pairs"),
         (["--noisy-pairs", "{}/x/*.tar", "--noise-ratio", "0.2"], "--noisy-pairs: no shard matches"),
         (["--noisy-pairs", "{}/packed/0.tar", "--noise-ratio", "1"], "0.tar is compressed: unpack it first"),

@@ -259,7 +259,7 @@ def test_a_store_that_does_not_answer_keeps_no_rank_that_failed(monkeypatch):
     begin = time.monotonic()
     with (
         pytest.raises(ValueError, match="no such data"),
-        failures.FailureWatch(1, 2, leads_node=True, last_words=lambda: None),
+        failures.FailureWatch(1, 2, leads_node=True, before_exit=lambda: None),
     ):
         raise ValueError("no such data")
     assert time.monotonic() - begin < 10
