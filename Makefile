@@ -40,7 +40,7 @@ lint: setup
 	$(BIN)/mypy
 
 test: lint open-clip
-	$(PYTEST) -n $(PROCESSES) --dist loadfile -m 'not system' --ignore tests/research tests
+	$(PYTEST) -n $(PROCESSES) --dist loadfile --no-loadscope-reorder -m 'not system' --ignore tests/research tests
 
 test-research: setup
 	$(PYTEST) -n $(PROCESSES) --dist loadfile tests/research

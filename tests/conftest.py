@@ -14,9 +14,9 @@ from hub_server import Hub
 _FOLDER = tempfile.TemporaryDirectory(prefix="pcmepp-tests-")
 _HUB = Hub(Path(_FOLDER.name) / "hub")
 
-# The fuzz tests: the same few hundred inputs in every `make test`, new ones for minutes in `make fuzz`.
+# The fuzz tests: the same fifty inputs in every `make test`, new ones for minutes in `make fuzz`.
 _FUZZ = {"deadline": None, "suppress_health_check": list(HealthCheck)}
-settings.register_profile("short", max_examples=200, derandomize=True, database=None, **_FUZZ)
+settings.register_profile("short", max_examples=50, derandomize=True, database=None, **_FUZZ)
 settings.register_profile("long", max_examples=20_000, **_FUZZ)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
 
@@ -28,6 +28,16 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.pop("HF_TOKEN", None)
     # One thread each, here and in children: on a busy machine two that wait for each other cost minutes.
     os.environ["OMP_NUM_THREADS"] = "1"
+
+
+# Test files that take minutes. They come first, so that no process is left with one of them at the end.
+LONG = ("survival", "train", "hub_train", "benchmarks", "ranks", "gpo_models", "eval_command", "kinds", "launch")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort the files by how long they take, see `LONG`, and keep the order within a file."""
+    place = {f"test_{name}.py": index for index, name in enumerate(LONG)}
+    items.sort(key=lambda item: place.get(item.path.name, len(LONG)))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
