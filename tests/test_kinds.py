@@ -93,8 +93,13 @@ def test_every_name_of_open_clip_has_a_config_or_one_sentence():
             pcmepp_openclip.PCMEppCfg.parse(open_clip.get_model_config(f"PCMEpp-{name}")["pcmepp_cfg"])
         except ValueError as error:
             refused.append(name)
-            assert "is a CoCa, which also learns to write captions" in str(error)
-    assert refused == [name for name in names if name.startswith("coca_")] and len(names) >= 144
+            assert "is a CoCa, which also learns to write captions" in str(
+                error
+            ) or "is no CLIP of images and texts" in str(error)
+    others = [
+        name for name in names if name.startswith(("coca_", "CLAP", "naflexclap", "naflexgen"))
+    ]  # all but coca_ are in open_clip 4
+    assert refused == others and len(names) >= 144
 
 
 def test_what_the_config_says_of_trimming_is_what_the_model_says(kind, model):

@@ -42,7 +42,10 @@ def get_model_config(stock: Callable, model_name: str) -> dict | None:
                 f"There is no '{model_name}': {base} is a CoCa, which also learns to write captions, and PCME++ has no "
                 "loss for that."
             )
-        return config and {**config, "pcmepp_cfg": default_pcmepp_cfg(config)}
+        try:
+            return config and {**config, "pcmepp_cfg": default_pcmepp_cfg(config)}
+        except (KeyError, ValueError) as error:  # an audio or a generative model of open_clip 4
+            raise ValueError(f"There is no '{model_name}': {base} is no CLIP of images and texts ({error}).") from None
     if config is None:
         listed = open_clip.list_models()
         ours = [name for name in listed if name.startswith(PREFIX)]
