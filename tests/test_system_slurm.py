@@ -165,7 +165,7 @@ def test_nodes_sh_on_each_node(cluster):
     while cluster.run("squeue", "--noheader", "--jobs", job) and time.monotonic() < end:
         time.sleep(0.5)
     output = (cluster.folder / "nodes.log").read_text()
-    assert (cluster.folder / "logs/nodes/done").exists() and "Process (global: 1, local 0), total 2" in output, output
+    assert (cluster.folder / "logs/nodes/done").exists() and "Rank 1 of 2 on cpu" in output, output
 
 
 def test_a_preempted_run_goes_on_by_itself(cluster):
