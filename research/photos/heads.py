@@ -36,7 +36,8 @@ class Method:
         match_scale, match_shift, bias: the first a and b, and the first log-variance.
         ratio: k = 2a / s of a tied match scale, or None for a learned one.
         variances_on: "" where all is trained at once; else the variances are trained after the means, on pairs that
-            the means have not seen ("held-out"), or on those that they have ("training").
+            the means have not seen ("held-out"), on those that they have ("training"), or on all pairs, each by the
+            means of a model of the other half ("crossed").
         cut: the share of captions that are cut to a random run of their words, where their images are cropped.
     """
 
@@ -65,6 +66,13 @@ METHODS = {
         DIFFICULTY,
         "contrastive",
         variances_on="held-out",
+        cut=VAGUENESS["caption_cut"],
+    ),
+    "vagueness_crossed": Method(
+        "**the same, cross-fitted**",
+        DIFFICULTY,
+        "contrastive",
+        variances_on="crossed",
         cut=VAGUENESS["caption_cut"],
     ),
     "vagueness_known": Method(
@@ -152,9 +160,7 @@ def train(name: str, photos: Photos, seed: int, steps: int = STEPS, plain: Heads
     method, heads = METHODS[name], Heads(METHODS[name], seed)
     known, held_out = split_rows(photos, seed)
     if not method.variances_on:
-        heads.train()
-        _fit(heads, method, photos, known, seed, steps, list(heads.parameters()))
-        return heads.eval()
+        return _train_all_parameters(heads, method, photos, known, seed, steps)
     plain = plain or train("plain", photos, seed, steps)
     heads.image, heads.text = copy.deepcopy(plain.image), copy.deepcopy(plain.text)
     heads.logit_scale = copy.deepcopy(plain.logit_scale)
@@ -162,14 +168,35 @@ def train(name: str, photos: Photos, seed: int, steps: int = STEPS, plain: Heads
     for parameter in heads.variance_parameters():
         parameter.requires_grad_(True)
     heads.image_logvar.train(), heads.text_logvar.train()
-    rows = held_out if method.variances_on == "held-out" else known
-    _fit(heads, method, photos, rows, seed + 1, steps, heads.variance_parameters())
+    parts = [(heads, held_out if method.variances_on == "held-out" else known)]
+    if method.variances_on == "crossed":
+        everything, own = torch.cat([known, held_out]), METHODS["plain"]
+        halves = everything[::2], everything[1::2]
+        models = [_train_all_parameters(Heads(own, seed), own, photos, x, seed, steps) for x in halves]
+        parts = [(x.requires_grad_(False), half) for x, half in zip(models, reversed(halves), strict=True)]
+    _fit(heads, method, photos, parts, seed + 1, steps, heads.variance_parameters())
+    return heads.eval()
+
+
+def _train_all_parameters(heads: Heads, method: Method, photos: Photos, rows: Tensor, seed: int, steps: int) -> Heads:
+    _fit(heads.train(), method, photos, [(heads, rows)], seed, steps, list(heads.parameters()))
     return heads.eval()
 
 
 def _fit(
-    heads: Heads, method: Method, photos: Photos, rows: Tensor, seed: int, steps: int, parameters: list[nn.Parameter]
+    heads: Heads,
+    method: Method,
+    photos: Photos,
+    parts: list[tuple[Heads, Tensor]],
+    seed: int,
+    steps: int,
+    parameters: list[nn.Parameter],
 ) -> None:
+    """Train some parameters of a model.
+
+    Arguments:
+        parts: the models whose means are used, each with the rows of its photographs, in turn from step to step.
+    """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")  # products in bf16 where the CPU has them, for training alone
     loss = PCMEppLoss(train_means_by=method.train_means_by, **method.weights)
@@ -179,12 +206,13 @@ def _fit(
         for group in optimizer.param_groups:
             group["lr"] = RATE * min(1, (step + 1) / WARMUP) * 0.5 * (1 + math.cos(math.pi * step / steps))
         torch.manual_seed(step)  # dropout: of the means first, so that it is the same for every method
+        means, rows = parts[step % len(parts)]
         images_x, texts_x = draw(photos, rows, method.cut, generator)
-        image_means = F.normalize(heads.image(images_x), dim=-1)
-        text_means = F.normalize(heads.text(texts_x), dim=-1)
+        image_means = F.normalize(means.image(images_x), dim=-1)
+        text_means = F.normalize(means.text(texts_x), dim=-1)
         images = heads.bias[0] + heads.image_logvar(images_x)
         texts = heads.bias[1] + heads.text_logvar(texts_x)
-        scale, a, b = (x.float().reshape(1) for x in (heads.scale, heads.match_scale, heads.b))
+        scale, a, b = (x.float().reshape(1) for x in (means.scale, heads.match_scale, heads.b))
         value = loss(image_means, text_means, scale, images, texts, scale, a, b)
         optimizer.zero_grad()
         value.backward()
