@@ -27,9 +27,10 @@ def scores(name: str, heads: Heads, bank: Bank) -> Iterator[tuple[str, Distance]
             yield f"cosine, corrected by {weight:g} h", HubnessCorrected(bank, weight=weight)
         yield "entailment by the bank", BankEntailment(bank)
     else:
-        words = METHODS[name].words
+        words, weights = METHODS[name].words, METHODS[name].weights
         yield f"CSD: {words}", DISTANCES["csd"]
-        yield f"entailment: {words}", Entailment.of_scales(heads.match_scale.item(), heads.scale.item())
+        if weights["match_weight"]:  # else the match scale, which weighs the variance, was not trained
+            yield f"entailment: {words}", Entailment.of_scales(heads.match_scale.item(), heads.scale.item())
 
 
 def pairs(data: Encoded, distance: Distance, true: Sequence[TrueMatches] = ()) -> Numbers:
