@@ -32,7 +32,7 @@ def imports() -> list[float]:
 
 
 def first_step(module: str, model: str) -> float:
-    """Return the seconds from the command to the line that open_clip's loop logs of its first step."""
+    """Return the seconds from the command to the line that is logged of the first step."""
     with tempfile.TemporaryDirectory() as logs:
         return _first_step([sys.executable, "-m", module, "--model", model, *FLAGS, "--logs", logs])
 

@@ -114,7 +114,7 @@ def test_the_means_only_are_csd_without_variances(variance):
     assert all(x.norm() == 0 for x in grads(sum(only_means.values()), leaves)[2:4])
 
 
-# Ranks and accumulation: real processes through open_clip's own loop, see test_ranks.py.
+# Ranks and accumulation: real processes through the gradients of a step, see test_ranks.py.
 
 BASELINES = {
     "triplet warm-up": {"weights": {**OFF, "triplet_weight": 2.0}},

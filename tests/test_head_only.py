@@ -1,4 +1,4 @@
-"""`pcmepp train --head-only`, with and without --cache-tokens: real runs of open_clip's loop. What a cache holds, and
+"""`pcmepp train --head-only`, with and without --cache-tokens: real runs. What a cache holds, and
 when it may be used, is in test_cache.py."""
 
 import json

@@ -1,6 +1,6 @@
 """On any number of ranks, with any accumulation, the loss and every gradient are those of one process.
 
-Real processes over gloo, through open_clip's own `train_one_epoch`."""
+Real processes over gloo, through `compute_gradients` of the training loop."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""`pcmepp train`: real runs of open_clip's loop on small shards, one rank; two ranks are in test_train_ranks.py."""
+"""`pcmepp train`: real runs on small shards, one rank; two ranks are in test_train_ranks.py."""
 
 import json
 import math

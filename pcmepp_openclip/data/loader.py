@@ -22,7 +22,7 @@ MIN_SAMPLES_TO_JUDGE = 1000  # samples met before the share of bad ones may end 
 
 
 class Loader:
-    """The loader of an epoch's batches (images, texts). open_clip's loop asks for `num_batches` and `num_samples`.
+    """The loader of an epoch's batches (images, texts). The training loop asks for `num_batches` and `num_samples`.
 
     With several captions of an image in a batch, `images` are `LabelledImages`, whose ids are equal for the same image.
 

@@ -21,7 +21,7 @@ class ToDevice:
     """Turns batches of pixels in host memory into normalized images, on the device if that is CUDA.
 
     Texts and ids stay where they are: they are small, the augmentation of batches changes them on the CPU, and
-    open_clip's loop moves them without a wait, from pinned memory. On other devices than CUDA the images stay on the
+    The training loop moves them without a wait, from pinned memory. On other devices than CUDA the images stay on the
     CPU as well, where they are normalized, and nothing is fetched ahead.
 
     Arguments:

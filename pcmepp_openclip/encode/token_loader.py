@@ -86,7 +86,7 @@ class EpochPlan:
 
 
 class CacheLoader:
-    """Batches of cached tokens, (images, texts). open_clip's loop reads `num_batches` and `num_samples`.
+    """Batches of cached tokens, (images, texts). The training loop reads `num_batches` and `num_samples`.
 
     Arguments:
         rows: the samples.

@@ -48,7 +48,7 @@ VERSION = 3  # version of the files' format
 FILE_BYTES = 64_000_000  # limit by the footprint, since each worker of the first pass collects a file in memory
 FP16_MAX = torch.finfo(torch.float16).max
 SHARDS_AT_A_TIME = 4
-SCALES = ("logit_scale", "logit_bias")  # no token depends on them, and open_clip's loop clamps the first
+SCALES = ("logit_scale", "logit_bias")  # no token depends on them, and the training loop clamps the first
 READ = "read"  # the entry of `cache.json` with the digests of `read_shards`
 WORDS = {  # the words for a fact that differs
     "version": "the format of its files",

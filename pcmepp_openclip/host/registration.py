@@ -62,7 +62,7 @@ def register(
             return stock(args, model, *more, **kwargs)
         from .task import PCMEppTask
 
-        return PCMEppTask(model, loss_of(factory.create_loss, args))
+        return PCMEppTask(model, loss=loss_of(factory.create_loss, args))
 
     def convert(stock: Callable, model: nn.Module, state_dict: dict) -> dict:
         state_dict = plain_text_names(model, stock(model, state_dict))

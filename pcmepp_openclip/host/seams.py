@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import open_clip
-import torch
 
 from ..system.errors import RunFailed
 
 SUPPORTED = ">=3.3,<5"
 TESTED = "3.3.0"  # messages name this version as the cure
-UPGRADE_TORCH = "run pip install --upgrade torch"
 
 
 @dataclass(frozen=True)
@@ -138,8 +136,6 @@ def cure(wanted: str = f"=={TESTED}") -> str:
 
 
 def lacking(what: str, why: str) -> str:
-    if what.startswith("torch."):
-        return f"torch {torch.__version__} has no {what}, which pcmepp_openclip needs to {why}: {UPGRADE_TORCH}"
     return (
         f"open_clip_torch {version()} has no {what}, which pcmepp_openclip needs to {why}; it is tested with "
         f"{TESTED}: run {cure()}"

@@ -1,21 +1,11 @@
 """The training task of a PCME++ model in the loop of open_clip 4; imported where there is one."""
 
-from typing import Any
-
 from open_clip.task import CLIPTask
-from torch import Tensor, nn
+from torch import Tensor
 
 
 class PCMEppTask(CLIPTask):
-    """open_clip's task of a CLIP with the loss of PCME++, whose diagnostics it reports.
-
-    Arguments:
-        model: a PCME++ model.
-        loss: its loss, a `PCMEppLoss`.
-    """
-
-    def __init__(self, model: nn.Module, loss: nn.Module, **kwargs: Any):
-        super().__init__(model, loss=loss, **kwargs)
+    """open_clip's task of a CLIP, given a `PCMEppLoss`; it also reports the scale and shift of the matching logit."""
 
     @staticmethod
     def _report(source: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -39,6 +39,10 @@ from .trainer import (
 
 __all__ = ["stock_get_data", "world_info_from_env"]
 
+TRACKERS = ("wandb", "tensorboard")
+SIZES = {"train_sz": "train", "val_sz": "val"}  # the names of the numbers of samples in the record of W&B
+NOT_DECAYED = ("bn", "ln", "bias", "logit_scale")  # open_clip looks for these in the names of parameters too
+
 stock_get_data = get_data
 
 
@@ -83,9 +87,6 @@ def set_up(args: Namespace) -> None:
     if args.precision == "fp16":
         logging.warning("--precision fp16 is less tried in training than --precision amp.")
     logging.info("Rank %d of %d on %s.", args.rank, args.world_size, args.device)
-
-
-TRACKERS = ("wandb", "tensorboard")
 
 
 def _quiet_compiler() -> None:
@@ -203,8 +204,6 @@ def build_optimizer(args: Namespace, model: nn.Module) -> tuple[torch.optim.Opti
     elif args.opt.lower().startswith("timm/"):
         from timm.optim import create_optimizer_v2
 
-        if (args.beta1 is None) != (args.beta2 is None):
-            raise ValueError("--beta1 and --beta2 belong together for an optimizer of timm's: give both or none.")
         more: dict[str, Any] = {} if args.beta1 is None else {"betas": (args.beta1, args.beta2)}
         if args.momentum is not None:
             more["momentum"] = args.momentum
@@ -226,9 +225,6 @@ def build_optimizer(args: Namespace, model: nn.Module) -> tuple[torch.optim.Opti
         text = ", ".join(f"{key}: {value}" for key, value in defaults.items())
         logging.info("Created %s (%s) optimizer: %s", type(optimizer).__name__, args.opt, text)
     return optimizer, torch.amp.GradScaler(device=args.device) if args.precision == "amp" else None
-
-
-NOT_DECAYED = ("bn", "ln", "bias", "logit_scale")  # open_clip looks for these in the names of parameters too
 
 
 def build_schedule(args: Namespace, optimizer: Any, steps_per_epoch: int) -> Callable[[int], float]:
@@ -268,9 +264,6 @@ def open_trackers(args: Namespace, data: dict, saves: bool) -> Any:
         wandb.init(project=project, name=args.name, id=args.name, notes=notes, tags=[], config=vars(args))
         wandb.save(str(Path(args.logs) / args.name / "params.txt"))
     return writer
-
-
-SIZES = {"train_sz": "train", "val_sz": "val"}
 
 
 def _tracker(module: str, package: str) -> Any:

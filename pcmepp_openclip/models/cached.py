@@ -27,7 +27,7 @@ class CachedTokens:
     def to(self, device: Any = None, dtype: torch.dtype | None = None, non_blocking: bool = False) -> "CachedTokens":
         """Return the batch on another device, in the dtype of the cache.
 
-        `dtype` is ignored: open_clip's loop casts images to the precision of the model, which here happens to the
+        `dtype` is ignored: the training loop casts images to the precision of the model, which here happens to the
         tokens alone, and only when they are used.
         """
         moved = {name: x for name, x in vars(self).items() if x is not None}

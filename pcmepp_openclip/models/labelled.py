@@ -44,7 +44,7 @@ class LabelledImages:
         return {name: x for name, x in entries.items() if x is not None}
 
     def to(self, device: Any = None, dtype: torch.dtype | None = None, non_blocking: bool = False) -> "LabelledImages":
-        """Return the batch on another device; `dtype` is the dtype of the pixels, as open_clip's loop asks for it."""
+        """Return the batch on another device; `dtype` is the dtype of the pixels, as the training loop asks for it."""
         moved = {
             name: x.to(device=device, non_blocking=non_blocking) for name, x in vars(self).items() if x is not None
         }

@@ -1,4 +1,4 @@
-"""Augmentation of whole batches, between the loader and open_clip's loop: mixed images and shortened captions.
+"""Augmentation of whole batches, between the loader and the step: mixed images and shortened captions.
 
 Every batch has random numbers of its own, which follow from --seed, epoch, batch and rank, so that a resumed run draws
 the same ones in the middle of an epoch. With --accum-freq, both forward passes see the same augmented batch.
@@ -170,7 +170,7 @@ class BatchAugmentation:
     with_token_seeds: bool = False
 
     def __call__(self, batch: tuple[Any, Tensor], epoch: int, index: int) -> tuple[Tensor | LabelledImages, Tensor]:
-        """Return the augmented batch, which open_clip's loop gets.
+        """Return the augmented batch, which the step takes.
 
         Arguments:
             batch: (images, texts). Images that are `LabelledImages` already keep their ids.

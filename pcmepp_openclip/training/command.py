@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     try:
         return 0 if args.dry_run else run(args, spec)
-    except ValueError as error:  # of this rank
+    except ValueError as error:  # other ranks may not have this mistake
         print(f"pcmepp train: {data.printable(str(error))}", file=sys.stderr)
         return 2
     except torch.OutOfMemoryError as error:
@@ -233,7 +233,7 @@ def run(args: argparse.Namespace, spec: data.DataSpec) -> int:
                     pusher = push.Pusher(target, Path(args.logs) / args.name, args.hub_license, args.hub_tag)
                     loop = Training(args, spec, description, pusher)
                     loop.run()
-                finally:  # before the watch, which needs the rank that holds the store
+                finally:  # the ranks leave before the watch ends, since it needs the rank that holds the store
                     if loop is not None:
                         loop.leave()
         finally:

@@ -62,7 +62,7 @@ def full_length_pass(
         earlier = [[x.clone() for x in (*_tensors(images), *_tensors(texts))] for _ in range(accum_freq - 1)]
         features: dict[str, Tensor] = {}
         if earlier:
-            with torch.no_grad(), autocast():  # as in open_clip's loop: a context keeps its casts of weights
+            with torch.no_grad(), autocast():  # as `features_of` does: a context keeps its casts of weights
                 features = model(images, texts)
         with autocast():
             out = model(images, texts)

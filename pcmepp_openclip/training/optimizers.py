@@ -18,7 +18,7 @@ BY_FLAGS = {  # arguments of an optimizer that have flags of their own
 
 
 def check(args: argparse.Namespace) -> None:
-    """Raise ValueError for an optimizer that `main` would stumble over, or for arguments that it does not take."""
+    """Raise ValueError for an optimizer that cannot be built, or for arguments that it does not take."""
     name = args.opt.lower()
     if name.startswith(TIMM) and (args.beta1 is None) != (args.beta2 is None):
         missing = "--beta2" if args.beta2 is None else "--beta1"

@@ -52,7 +52,7 @@ def in_this_process(self, line, log):
 
 
 class Inline(Executor):
-    """A pool that does the work at once: open_clip's loop sets signal handlers, which only the main thread may."""
+    """A pool that does the work at once: training sets signal handlers, which only the main thread may."""
 
     def __init__(self, workers):
         pass

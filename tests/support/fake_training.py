@@ -1,4 +1,4 @@
-"""Training and validation on fake CUDA tensors, by open_clip's own loop and the hooks of `pcmepp train`."""
+"""Training and validation on fake CUDA tensors, by the loop of `pcmepp train`."""
 
 import contextlib
 import math
