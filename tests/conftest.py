@@ -1,5 +1,6 @@
 """What the tests share: the local Hub that every huggingface_hub client here talks to, and the models."""
 
+import logging
 import os
 import sys
 import tempfile
@@ -160,6 +161,18 @@ def trained(tmp_path_factory) -> Path:
     assert cli.main(["data", "count", data]) == 0
     assert train.main(train_flags(data, folder, "run")) == 0
     return folder / "run"
+
+
+@pytest.fixture(autouse=True)
+def root_logger():
+    """The level and the handlers of the root logger, which a run in this process sets, are as before after a test."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    root.setLevel(level)
+    for handler in root.handlers[:]:
+        if handler not in handlers:
+            root.removeHandler(handler)
 
 
 @pytest.fixture(scope="session")
