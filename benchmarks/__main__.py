@@ -29,6 +29,7 @@ NAMES = {  # each is a module here with `rows()`
     "flops": "training FLOPs of the models",
     "data": "samples/s and memory of the loader",  # it comes early, since its workers are forked and share all memory
     "peers": "samples/s of the loader and of other projects', in environments of their own",
+    "waiting": "threads that sleep while they wait, on idle and on busy cores",
     "startup": "imports and time to the first step",
     "head_only": "epochs of --head-only from cached tokens",
     "loss": "time and memory of the loss",
