@@ -4,7 +4,10 @@
 >>> model, _, preprocess = open_clip.create_model_and_transforms("PCMEpp-ViT-B-16")
 >>> tokenizer = open_clip.get_tokenizer("PCMEpp-ViT-B-16")
 >>> texts = model.encode_text_gaussian(tokenizer(["a dog", "a small black dog on a red sofa"]))
->>> texts.uncertainty, pcmepp_openclip.csd(images, texts)
+>>> texts.uncertainty.shape, pcmepp_openclip.csd(texts, texts).shape
+(torch.Size([2]), torch.Size([2, 2]))
+
+`ImageTextModel` asks any open_clip model among how many items it confuses an image or a text.
 """
 
 import sys
@@ -54,4 +57,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, "__version__"])

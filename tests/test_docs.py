@@ -25,7 +25,7 @@ from pcmepp_openclip.models.export import export_model
 from pcmepp_openclip.system.flags import CommandParser
 
 FILES = [
-    *(REPO / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "launch/README.md")),
+    *(REPO / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SKILL.md", "launch/README.md")),
     *sorted((REPO / "docs").rglob("*.md")),
 ]
 BLOCKS = [block for path in FILES for block in blocks(path)]
