@@ -31,8 +31,7 @@ from pcmepp_openclip.config import PCMEppCfg
 from pcmepp_openclip.demo.dataset import HeldOut
 from pcmepp_openclip.demo.drawing import render
 from pcmepp_openclip.demo.goals import ESTIMATORS, GOALS
-from pcmepp_openclip.demo.measure import Truth, measure, truth_of
-from pcmepp_openclip.demo.results import BANK
+from pcmepp_openclip.demo.measure import BANK, Truth, measure, truth_of
 from pcmepp_openclip.demo.scenes import draw_caption, draw_scene
 from pcmepp_openclip.gaussian import Gaussian
 

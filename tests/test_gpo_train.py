@@ -13,7 +13,7 @@ from helpers import plain_config
 from hub_helpers import assert_same_outputs
 
 from pcmepp_openclip import cli
-from pcmepp_openclip.hub.staging import PushRequest, stage
+from pcmepp_openclip.hub.staging import stage
 from pcmepp_openclip.runs import checkpoints
 
 
@@ -56,7 +56,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(run):
 
 def test_it_is_staged_for_the_hub_and_evaluated(run, tmp_path):
     path = str(run / "checkpoints/epoch_2.pt")
-    stage(PushRequest(run, "me/gpo"), tmp_path / "staged")
+    stage(run, "me/gpo", tmp_path / "staged")
     staged = open_clip.create_model(f"local-dir:{tmp_path / 'staged'}")
     assert_same_outputs(staged, open_clip.create_model("PCMEpp-GPO-tiny", pretrained=path))
     data = write_retrieval(tmp_path / "drawn", SCENES[:12])

@@ -162,7 +162,7 @@ def test_what_is_not_pushed(guarded, push, tmp_path):
 
 def test_the_card_of_a_plain_model_with_a_bank(tmp_path):
     config = {"model_cfg": {"embed_dim": 8, "vision_cfg": {}, "text_cfg": {}}}
-    card = write_card(tmp_path, Facts("me/plain", config, 1, bank_size=4096))
+    card = write_card(tmp_path, "me/plain", Facts(config, 1, bank_size=4096))
     assert "| reference pairs in the bank | 4,096 |" in card and "match_probability" not in card
 
 

@@ -15,7 +15,7 @@ from test_towers import OtherAttention, attention
 from torch import nn
 
 from pcmepp_openclip.host.towers import parts_of
-from pcmepp_openclip.hub.staging import PushRequest, stage
+from pcmepp_openclip.hub.staging import stage
 from pcmepp_openclip.models.convert import to_clip
 from pcmepp_openclip.models.export import export_model
 from pcmepp_openclip.models.lora import LowRank, lora_state_dict, stock_state_dict, whole_state_dict
@@ -280,7 +280,7 @@ def test_a_checkpoint_is_that_of_a_plain_model(run, tmp_path):
     with_lora.load_state_dict(whole_state_dict(content["state_dict"], content["lora"]))
     assert content["about"]["hyperparameters"]["lora"] == RANK
     assert_same_outputs(frozen("PCMEpp-tiny", pretrained=str(path)), with_lora)
-    stage(PushRequest(run, "me/lora"), tmp_path / "staged")
+    stage(run, "me/lora", tmp_path / "staged")
     assert_same_outputs(frozen(f"local-dir:{tmp_path / 'staged'}"), with_lora)
     kept, _ = to_clip(path, tmp_path / "clip.safetensors")
     assert not any("lora" in name or "parametrizations" in name for name in kept)

@@ -141,8 +141,8 @@ def evaluate(args: argparse.Namespace, seeds: Sequence[Seed]) -> Runs:
     from ..models.fingerprint import bank_fingerprint
     from ..reports import plots
     from . import figure
+    from .measure import result_of
     from .pages import write_report
-    from .results import result_of
 
     print("\n3. Measuring on the held-out scenes.", flush=True)
     results = [result_of(seed) for seed in seeds]

@@ -8,11 +8,11 @@ FOLDER/zeroshot/test/0.tar, nshards.txt       NAME.png, NAME.cls, NAME.json; one
 """
 
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
@@ -25,17 +25,11 @@ CLASSES = [f"{colour} {shape}" for colour in COLOURS for shape in SHAPES]
 TEMPLATES = ["a {c}", "a small {c}", "a large {c}", "a {c} and a shape", "a {c} left of a shape", "a shape above a {c}"]
 
 
-@dataclass(frozen=True)
-class HeldOut:
+class HeldOut(NamedTuple):
     """Held-out scenes and their captions, `CAPTIONS_PER_IMAGE` in a row for each scene."""
 
     scenes: list[Scene]
     captions: list[Caption]
-
-    @property
-    def own(self) -> list[int]:
-        """Return the scene that each caption was written for."""
-        return [i // CAPTIONS_PER_IMAGE for i in range(len(self.captions))]
 
 
 def write_train(folder: Path, size: int, seed: int, quiet: bool = False) -> str:
@@ -43,16 +37,12 @@ def write_train(folder: Path, size: int, seed: int, quiet: bool = False) -> str:
     sizes = {f"{start // SHARD:05d}.tar": min(SHARD, size - start) for start in range(0, size, SHARD)}
     with tqdm(total=size, desc="drawing", unit=" pairs", disable=quiet or None) as bar:
         for name, number in sizes.items():
-            _write_tar(folder / name, _pairs(Random(f"train {seed} {name}"), number))
+            random = Random(f"train {seed} {name}")
+            scenes = (draw_scene(random) for _ in range(number))  # its caption is drawn before the next scene
+            _write_tar(folder / name, ({"png": render(x), "txt": str(draw_caption(random, x))} for x in scenes))
             bar.update(number)
     (folder / "sizes.json").write_text(json.dumps(sizes))
     return f"{folder}/{{00000..{len(sizes) - 1:05d}}}.tar"
-
-
-def _pairs(random: Random, number: int) -> Iterator[dict[str, Any]]:
-    for _ in range(number):
-        scene = draw_scene(random)
-        yield {"png": render(scene), "txt": str(draw_caption(random, scene))}
 
 
 def draw_held_out(size: int, seed: int) -> HeldOut:
@@ -62,36 +52,31 @@ def draw_held_out(size: int, seed: int) -> HeldOut:
 
 
 def write_retrieval(folder: Path, held_out: HeldOut) -> None:
-    captions = [map(str, held_out.captions)] * CAPTIONS_PER_IMAGE  # one iterator, from which each scene takes its own
-    own = ("\n".join(texts) for texts in zip(*captions, strict=True))
-    samples = [
-        {"png": render(scene), "txt": text, "json": asdict(scene)}
-        for scene, text in zip(held_out.scenes, own, strict=True)
-    ]
-    _write_test(folder, samples)
-    (folder / "dataset_type.txt").write_text("retrieval")
+    samples = []
+    for i, scene in enumerate(held_out.scenes):
+        own = held_out.captions[i * CAPTIONS_PER_IMAGE : (i + 1) * CAPTIONS_PER_IMAGE]
+        samples.append({"png": render(scene), "txt": "\n".join(map(str, own)), "json": asdict(scene)})
+    _write_tar(folder / "test" / "0.tar", samples)
     matches = [row.nonzero()[0].tolist() for row in fitting(held_out.captions, held_out.scenes)]
-    (folder / "test" / "matches.json").write_text(json.dumps({"images_of_caption": matches}))
+    _write_texts(
+        folder, {"dataset_type.txt": "retrieval", "test/matches.json": json.dumps({"images_of_caption": matches})}
+    )
 
 
 def write_zeroshot(folder: Path, size: int, seed: int) -> None:
-    random = Random(f"zero-shot {seed}")
-    scenes = [draw_scene(random, things=1) for _ in range(size)]
-    label = {name: i for i, name in enumerate(CLASSES)}
-    _write_test(
-        folder,
-        [
-            {"png": render(x), "cls": label[f"{x.things[0].colour} {x.things[0].shape}"], "json": asdict(x)}
-            for x in scenes
-        ],
-    )
-    (folder / "classnames.txt").write_text("\n".join(CLASSES))
-    (folder / "zeroshot_classification_templates.txt").write_text("\n".join(TEMPLATES))
-
-
-def _write_test(folder: Path, samples: Iterable[dict[str, Any]]) -> None:
+    random, samples = Random(f"zero-shot {seed}"), []
+    for _ in range(size):
+        scene = draw_scene(random, things=1)
+        label = CLASSES.index(f"{scene.things[0].colour} {scene.things[0].shape}")
+        samples.append({"png": render(scene), "cls": label, "json": asdict(scene)})
     _write_tar(folder / "test" / "0.tar", samples)
-    (folder / "test" / "nshards.txt").write_text("1")
+    templates = "\n".join(TEMPLATES)
+    _write_texts(folder, {"classnames.txt": "\n".join(CLASSES), "zeroshot_classification_templates.txt": templates})
+
+
+def _write_texts(folder: Path, texts: dict[str, str]) -> None:
+    for name, text in ({"test/nshards.txt": "1"} | texts).items():
+        (folder / name).write_text(text)
 
 
 def _write_tar(path: Path, samples: Iterable[dict[str, Any]]) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..gaussian import Gaussian
 from .drawing import render
-from .results import Result
+from .measure import Result
 
 IMAGES, CAPTIONS, COLUMNS = 12, 9, 4
 BAR_END, NUMBER_ENDS = 0.58, (0.79, 1.0)  # of the bar of a caption that fits everything, and of the two numbers

@@ -3,25 +3,33 @@
 numbers = dict(measure(images, texts, truth, bank, match_scale))
 
 The numbers of the variance have plain names, those of the bank begin with "bank/"; `goals` says which are wanted.
+`result_of` has all that they need of a trained model.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import open_clip
 import torch
 from torch import Tensor
 
 from ..ambiguity import Bank, BankEntailment, HubnessCorrected
+from ..data.captioned import read_captioned
 from ..distances import CSD, Distance, Entailment
+from ..encode.encode import Encoder
 from ..evaluation.retrieval import precisions
 from ..evaluation.uncertainty import auroc, bin_correlation, spearman
 from ..gaussian import Gaussian
-from .dataset import HeldOut
+from ..models.pcmepp import ProbabilisticModel
+from .command import HELD_OUT, MODEL, Seed
+from .dataset import CAPTIONS_PER_IMAGE, HeldOut, draw_held_out
 from .drawing import visible
 from .goals import ESTIMATORS
-from .scenes import CONDITIONS, COVERS, fitting
+from .scenes import COVERS, fitting
 
+BANK = 2000  # training pairs that the bank is made of
+LOST = ("blurred", "covered", *(f"covered_by_{cover}" for cover in COVERS))  # images of which less can be seen
 Numbers = Iterator[tuple[str, float]]
 
 
@@ -36,8 +44,7 @@ class Truth:
         words_M: how many words a caption has.
         things_N: how many things an image shows, or would.
         visible_N: how many of them are not behind a cover.
-        condition_N: "clean", "blurred" or "covered".
-        cover_N: the cover of each image, "none" for those that have none.
+        kind_N: "clean" or one of `LOST`, with its cover if it is covered.
     """
 
     fits_MN: Tensor
@@ -46,8 +53,7 @@ class Truth:
     words_M: Tensor
     things_N: Tensor
     visible_N: Tensor
-    condition_N: Sequence[str]
-    cover_N: Sequence[str]
+    kind_N: Sequence[str]
 
     @property
     def own_MN(self) -> Tensor:
@@ -68,11 +74,9 @@ class Truth:
         """Return the index of one caption of each wording."""
         return torch.tensor(list({text: i for i, text in enumerate(self.text_M.tolist())}.values()))
 
-    def shows(self, condition: str) -> Tensor:
-        """Return whether an image is of a condition, or covered in the way that "covered_by_COVER" names."""
-        cover = condition.removeprefix("covered_by_")
-        kinds = zip(self.condition_N, self.cover_N, strict=True)
-        return torch.tensor([kind == condition or (cover != condition and by == cover) for kind, by in kinds])
+    def shows(self, kind: str) -> Tensor:
+        """Return whether an image is of a kind: "covered" stands for all covers."""
+        return torch.tensor([each.startswith(kind) for each in self.kind_N])
 
 
 def truth_of(held_out: HeldOut) -> Truth:
@@ -80,13 +84,12 @@ def truth_of(held_out: HeldOut) -> Truth:
     wording = {text: number for number, text in enumerate(sorted(set(captions)))}
     return Truth(
         fits_MN=torch.from_numpy(fitting(held_out.captions, scenes)),
-        own_M=torch.tensor(held_out.own),
+        own_M=torch.arange(len(captions)) // CAPTIONS_PER_IMAGE,
         text_M=torch.tensor([wording[text] for text in captions]),
         words_M=torch.tensor([len(text.split()) for text in captions]),
         things_N=torch.tensor([len(scene.things) for scene in scenes]),
         visible_N=torch.tensor([visible(scene) for scene in scenes]),
-        condition_N=[scene.condition for scene in scenes],
-        cover_N=[scene.cover for scene in scenes],
+        kind_N=[scene.condition + f"_by_{scene.cover}" * (scene.condition == "covered") for scene in scenes],
     )
 
 
@@ -206,7 +209,7 @@ def _of_inputs(estimator: Estimator, truth: Truth) -> Numbers:
     thing says less than one of two, seen clearly or not."""
     each_T, clean_N = truth.each_T, truth.shows("clean")
     yield "caption_matches_spearman", spearman(estimator.multiplicity_M[each_T], truth.fits_MN[each_T].sum(dim=1))
-    for name in (*CONDITIONS[1:], *(f"covered_by_{cover}" for cover in COVERS)):
+    for name in LOST:
         lost_N = truth.shows(name)
         either = lost_N | clean_N
         yield f"{name}_auroc", auroc(estimator.image_N[either], lost_N[either])
@@ -254,3 +257,36 @@ def map_at_r(score_QG: Tensor, fits_QG: Tensor) -> float:
     """Return mAP@R over queries, each of which must have an item that fits."""
     order_QG = score_QG.argsort(dim=1, descending=True, stable=True)
     return precisions(fits_QG.gather(1, order_QG), fits_QG.sum(dim=1))[0].mean().item()
+
+
+@dataclass(frozen=True)
+class Result:
+    """A model, its bank, and the held-out scenes with the facts and the Gaussians of their images and captions."""
+
+    model: ProbabilisticModel
+    bank: Bank
+    held_out: HeldOut
+    truth: Truth
+    images: Gaussian
+    texts: Gaussian
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        return dict(measure(self.images, self.texts, self.truth, self.bank, self.model.match_scale.item()))
+
+    @property
+    def estimators(self) -> dict[str, Estimator]:
+        return estimators(self.images, self.texts, self.bank, self.model.match_scale.item())
+
+
+def result_of(seed: Seed) -> Result:
+    """Encode the held-out scenes and the first training pairs, which are the bank, by the model of a seed."""
+    model, _, preprocess = open_clip.create_model_and_transforms(MODEL, pretrained=str(seed.checkpoint))
+    encoder = Encoder(model, preprocess, open_clip.get_tokenizer(MODEL), True, seed.folder / "embeddings")
+    held_out = draw_held_out(HELD_OUT, seed.number)
+    data = read_captioned(str(seed.data / "retrieval"))
+    images, texts = encoder.images(data.images), encoder.texts(data.captions, "captions")
+    seen = read_captioned(str(seed.data / "train" / "00000.tar"), flag="--train-data")
+    references = encoder.images(seen.images[:BANK], "bank-images"), encoder.texts(seen.captions[:BANK], "bank-captions")
+    bank = Bank(references[0].mean, references[1].mean, encoder.scale)
+    return Result(model, bank, held_out, truth_of(held_out), images, texts)

@@ -11,9 +11,7 @@ from .dataset import CAPTIONS_PER_IMAGE
 from .drawing import render
 from .figure import equal_steps
 from .goals import ESTIMATORS, GOALS, Runs, spread, values
-from .measure import first_is
-from .results import Result
-from .scenes import CONDITIONS, COVERS
+from .measure import LOST, Result, first_is
 
 LEAD = """These models were trained for a few minutes on drawn scenes with captions, from vague ("a shape") to exact ("a
 small red circle left of a large blue square"). Since the scenes are drawn, it is known which captions are true of which
@@ -123,11 +121,10 @@ from the smallest multiplicity by the bank to the largest one, in equal steps.""
 
 def _images(result: Result, runs: Runs) -> Section:
     scenes, captions, figures, thumbnails = result.held_out.scenes, result.held_out.captions, [], []
-    lost = (*CONDITIONS[1:], *(f"covered_by_{cover}" for cover in COVERS))
     for name, estimator in result.estimators.items():
         figure, axes = plots.new(x=f"uncertainty of the image by the {name}", y="share of images")
         edges = torch.linspace(estimator.image_N.min(), estimator.image_N.max(), 31).numpy()
-        for kind in ("clean", "blurred", *lost[2:]):
+        for kind in ("clean", *LOST[:1], *LOST[2:]):
             chosen = estimator.image_N[result.truth.shows(kind)].numpy()
             weights = [1 / max(1, len(chosen))] * len(chosen)
             axes.hist(chosen, edges, weights=weights, histtype="step", label=kind.replace("_", " "))
@@ -137,7 +134,7 @@ def _images(result: Result, runs: Runs) -> Section:
         for i in (*order[:6], *order[-6:]):
             own = max(map(str, captions[i * CAPTIONS_PER_IMAGE : (i + 1) * CAPTIONS_PER_IMAGE]), key=len)
             thumbnails.append(Thumbnail(render(scenes[i]), f"{name} {estimator.image_N[i]:.3g}: {own}"))
-    rows = [[kind.replace("_", " "), *_cells(runs, *_by_each(f"{kind}_auroc"))] for kind in lost]
+    rows = [[kind.replace("_", " "), *_cells(runs, *_by_each(f"{kind}_auroc"))] for kind in LOST]
     return Section("Images", IMAGES, rows, ["", *ESTIMATORS], figures, thumbnails)
 
 

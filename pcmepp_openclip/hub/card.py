@@ -15,9 +15,14 @@ from ..reports import curves, plots
 from ..system.redact import printable
 
 LOSS, PSEUDO_POSITIVES, UNCERTAINTY = "loss.png", "pseudo_positives.png", "uncertainty.png"
+DATASETS = {  # identifier and name of the data of a metric, by how the metric's name begins
+    "imagenetv2": ("imagenetv2", "ImageNet V2"),
+    "imagenet": ("imagenet-1k", "ImageNet"),
+    "": ("validation", "validation data of the run"),
+}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Facts:
     """The known facts of a model that goes to the Hub, from its checkpoint and the files of its run.
 
@@ -34,10 +39,8 @@ class Facts:
         calibration: the one that is pushed along.
     """
 
-    repo_id: str
     config: dict
     parameters: int
-    license: str = "mit"
     run_metadata: dict[str, Any] = field(default_factory=dict)
     step: int | None = None
     epochs: int | None = None
@@ -60,7 +63,7 @@ class Facts:
         return {name: value for name, value in self.metrics.items() if name not in counts and math.isfinite(value)}
 
 
-def write_card(folder: Path, facts: Facts) -> str:
+def write_card(folder: Path, repo_id: str, facts: Facts, license: str = "mit") -> str:
     """Draw the plots into `folder`, and return the card's text."""
     import jinja2
 
@@ -80,9 +83,10 @@ def write_card(folder: Path, facts: Facts) -> str:
     pcmepp = model.get("pcmepp_cfg", {})
     text = template.render(
         facts=facts,
-        metadata=metadata(facts),
-        name=facts.repo_id.split("/")[-1],
-        address=f"hf-hub:{facts.repo_id}",
+        metadata=metadata(repo_id, facts, license),
+        name=repo_id.split("/")[-1],
+        license=license,
+        address=f"hf-hub:{repo_id}",
         probabilistic=facts.probabilistic,
         planned=facts.run_metadata.get("hyperparameters", {}).get("epochs"),
         calibration=facts.calibration,
@@ -97,42 +101,27 @@ def write_card(folder: Path, facts: Facts) -> str:
     return text.rstrip() + "\n"
 
 
-def metadata(facts: Facts) -> str:
+def metadata(repo_id: str, facts: Facts, license: str) -> str:
     """Return the card's YAML."""
     from huggingface_hub import EvalResult, ModelCardData
 
-    results = [
-        EvalResult(
-            task_type="zero-shot-image-classification" if "zeroshot" in name else "image-text-retrieval",
-            dataset_type=_dataset(name)[0],
-            dataset_name=_dataset(name)[1],
-            metric_type=name,
-            metric_name=name.replace("_", " "),
-            metric_value=round(value, 6),
-        )
-        for name, value in sorted(facts.scores.items())
-    ]
+    results = []
+    for name, value in sorted(facts.scores.items()):
+        task = "zero-shot-image-classification" if "zeroshot" in name else "image-text-retrieval"
+        dataset, title = next(DATASETS[prefix] for prefix in DATASETS if name.startswith(prefix))
+        shown, value = name.replace("_", " "), round(value, 6)
+        results.append(EvalResult(task, dataset, title, name, value, metric_name=shown))
     data = ModelCardData(
         language="en",
-        license=facts.license,
+        license=license,
         library_name="open_clip",
         pipeline_tag="zero-shot-image-classification",
         base_model=facts.base_models or None,
         tags=["clip", *(["pcmepp", "probabilistic-embeddings", "uncertainty"] if facts.probabilistic else [])],
-        model_name=facts.repo_id.split("/")[-1],
+        model_name=repo_id.split("/")[-1],
         eval_results=results or None,
     )
     return data.to_yaml()
-
-
-def _dataset(metric: str) -> tuple[str, str]:
-    for prefix, dataset in {
-        "imagenetv2": ("imagenetv2", "ImageNet V2"),
-        "imagenet": ("imagenet-1k", "ImageNet"),
-    }.items():
-        if metric.startswith(prefix):
-            return dataset
-    return "validation", "validation data of the run"
 
 
 def recall_by_uncertainty(bins: dict[str, list[list[float]]]) -> Any:

@@ -10,7 +10,6 @@ no flag for it.
 """
 
 import argparse
-import sys
 import tempfile
 from pathlib import Path
 
@@ -52,18 +51,13 @@ def main(args: argparse.Namespace) -> None:
 
     with tempfile.TemporaryDirectory(prefix="pcmepp-push-") as place:
         staged = Path(place)
-        request = staging.PushRequest(
-            args.what, args.repo, args.license, args.model, bank=args.bank, calibration=args.calibration
-        )
-        message = staging.stage(request, staged)
+        options = {name: getattr(args, name) for name in ("license", "model", "bank", "calibration")}
+        message = staging.stage(args.what, args.repo, staged, **options)
         message = args.message or message
         if args.dry_run:
             return show(staged, args.repo, message)
-        bars = sys.stderr.isatty()
-        pushed = upload.push(
-            staged, _target(args), message, args.tag, say=lambda line: print(line, file=sys.stderr), bars=bars
-        )
-    print(printable(f"{message}: {'pushed to' if pushed.changed else 'nothing has changed,'} {pushed.url}"))
+        url, changed = upload.push(staged, _target(args), message, args.tag)
+    print(printable(f"{message}: {'pushed to' if changed else 'nothing has changed,'} {url}"))
 
 
 def show(staged: Path, repo_id: str, message: str) -> None:

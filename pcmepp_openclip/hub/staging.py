@@ -3,7 +3,6 @@
 import json
 import shutil
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,30 +32,36 @@ PUSHED_FILES = (
 )
 
 
-@dataclass(frozen=True)
-class PushRequest:
-    """The options of a push.
+def stage(
+    path: Path,
+    repo_id: str,
+    folder: Path,
+    license: str = "mit",
+    model: str | None = None,
+    bank: Path | None = None,
+    calibration: Path | None = None,
+) -> str:
+    """Write what is to be pushed to `folder`, and return the message of the commit.
 
     Arguments:
         path: a run folder, a `.pt` or `.safetensors` file, or a folder with an `open_clip_config.json`.
         model: the name of the model config, where the file does not know it.
         bank, calibration: files to push with the weights; those of a folder with a config go along anyway.
     """
-
-    path: Path
-    repo_id: str
-    license: str = "mit"
-    model: str | None = None
-    bank: Path | None = None
-    calibration: Path | None = None
-
-
-def stage(request: PushRequest, folder: Path) -> str:
-    """Write what is to be pushed to `folder`, and return the message of the commit."""
     disable_prompts()
-    path = request.path
+    folder.mkdir(parents=True, exist_ok=True)
     if (path / repos.CONFIG_FILE).is_file():
-        return _copy_local_dir(request, folder)
+        facts, message = _copy_local_dir(path, folder)
+    else:
+        facts, message = _from_checkpoint(path, model, folder)
+    facts.bank_size, facts.calibration = _stage_bank(path, bank, calibration, folder)
+    if not (folder / export.CARD).exists():
+        (folder / export.CARD).write_text(card.write_card(folder, repo_id, facts, license), encoding="utf-8")
+    return message
+
+
+def _find_checkpoint(path: Path) -> tuple[Path, Path | None]:
+    """Return the checkpoint to push, and the run that it belongs to, if any."""
     if path.is_dir():
         newest = checkpoints.newest_good(path / "checkpoints")
         if newest is None:
@@ -64,34 +69,31 @@ def stage(request: PushRequest, folder: Path) -> str:
                 f"{path} holds neither {repos.CONFIG_FILE} nor a good checkpoints/epoch_N.pt: name a run, a .pt file "
                 "or a local-dir."
             )
-        return _from_checkpoint(newest, request, path, folder)
+        return newest, path
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file or folder.")
-    run = path.parent.parent if path.parent.name in ("checkpoints", QUEUE) else None
-    return _from_checkpoint(path, request, run, folder)
+    return path, path.parent.parent if path.parent.name in ("checkpoints", QUEUE) else None
 
 
-def _from_checkpoint(path: Path, request: PushRequest, run: Path | None, folder: Path) -> str:
+def _from_checkpoint(path: Path, model: str | None, folder: Path) -> tuple[Facts, str]:
+    path, run = _find_checkpoint(path)
     checkpoint = _read(path)
     metadata = record.checked(checkpoint.get("about"))
     training = checkpoint["training"] if isinstance(checkpoint.get("training"), dict) else {}
     tensors = weights.plain_names(checkpoint["state_dict"])
     if not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
         raise ValueError(f"{path} is no checkpoint: its state_dict holds more than tensors.")
-    config = _config(path, metadata, request.model, tensors)
+    config = _config(path, metadata, model, tensors)
     samples, epochs = record.count(training.get("samples_seen")), record.count(checkpoint.get("epoch"))
     logs = run / "checkpoints" if run else path.parent
     export.write_folder(folder, tensors, config, tokenizer=_tokenizer(path, config))
-    bank_size, calibration = _stage_bank(request, folder)
     metrics, bins = _last(logs / record.RESULTS, epochs), _last(logs / record.UNCERTAINTY, epochs)
     if isinstance(checkpoint.get("metrics"), dict):  # the run's files do not hold those of averaged weights
         metrics, bins = checkpoint["metrics"], {}
     history = [] if samples is None else record.read_lines(logs / record.HISTORY, "samples", samples)
     facts = Facts(
-        repo_id=request.repo_id,
         config=config,
         parameters=sum(tensor.numel() for tensor in tensors.values()),
-        license=request.license,
         run_metadata=metadata,
         step=record.count(training.get("step")),
         epochs=epochs,
@@ -100,13 +102,10 @@ def _from_checkpoint(path: Path, request: PushRequest, run: Path | None, folder:
         history=[numbers for line in history if "samples" in (numbers := record.numbers(line))],
         bins={name: pair for name, pair in bins.items() if record.is_name(name) and _is_curve(pair)},
         base_models=names.base_models(metadata.get("hyperparameters", {}), config["model_cfg"]),
-        bank_size=bank_size,
-        calibration=calibration,
     )
-    (folder / export.CARD).write_text(card.write_card(folder, facts), encoding="utf-8")
     if facts.step is None:
-        return f"Weights of {path.name}"
-    return f"Step {facts.step}: {epochs} {'epoch' if epochs == 1 else 'epochs'}, {samples} samples seen"
+        return facts, f"Weights of {path.name}"
+    return facts, f"Step {facts.step}: {epochs} {'epoch' if epochs == 1 else 'epochs'}, {samples} samples seen"
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -201,15 +200,11 @@ def _last(path: Path, epoch: int | None) -> dict[str, Any]:
     return merged
 
 
-def _copy_local_dir(request: PushRequest, folder: Path) -> str:
-    source = request.path
+def _copy_local_dir(source: Path, folder: Path) -> tuple[Facts, str]:
     if not (source / repos.WEIGHTS_FILE).is_file():
         raise ValueError(f"{source} has no {repos.WEIGHTS_FILE}: only safetensors are pushed, no pickles.")
-    folder.mkdir(parents=True, exist_ok=True)
-    for pattern in PUSHED_FILES:
-        for path in source.glob(pattern):
-            if not (folder / path.name).exists():  # it may fit two patterns
-                _copy(path, folder / path.name)
+    for path in {path.name: path for pattern in PUSHED_FILES for path in source.glob(pattern)}.values():
+        _copy(path, folder / path.name)
     try:
         config = json.loads((folder / repos.CONFIG_FILE).read_text(encoding="utf-8"))
         _check_exported(config, str(source))
@@ -221,25 +216,21 @@ def _copy_local_dir(request: PushRequest, folder: Path) -> str:
         tokenizers.check_tokenizer(folder, str(source))
         text_cfg["hf_tokenizer_name"] = tokenizers.OWN_TOKENIZER
         (folder / repos.CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    bank_size, calibration = _stage_bank(request, folder)
-    if not (folder / export.CARD).exists():
-        parameters = sum(tensor.numel() for tensor in tensors.values())
-        facts = Facts(
-            request.repo_id, config, parameters, request.license, bank_size=bank_size, calibration=calibration
-        )
-        (folder / export.CARD).write_text(card.write_card(folder, facts), encoding="utf-8")
-    return f"Weights of {source.resolve().name}"
+    facts = Facts(config, sum(tensor.numel() for tensor in tensors.values()))
+    return facts, f"Weights of {source.resolve().name}"
 
 
-def _stage_bank(request: PushRequest, folder: Path) -> tuple[int | None, Calibration | None]:
+def _stage_bank(
+    path: Path, bank_file: Path | None, calibration_file: Path | None, folder: Path
+) -> tuple[int | None, Calibration | None]:
     """Return the size of the bank and the calibration, where there are such files to push; ValueError if they are
     damaged or not of the model in `folder`."""
     sources = {}
-    for name, file in ((BANK_FILE, request.bank), (CALIBRATION_FILE, request.calibration)):
+    for name, file in ((BANK_FILE, bank_file), (CALIBRATION_FILE, calibration_file)):
         if file is not None:
             _copy(file.resolve(), folder / name)
         if (folder / name).exists():
-            sources[name] = file or request.path / name
+            sources[name] = file or path / name
     bank = calibration = None
     if not sources:
         return None, None

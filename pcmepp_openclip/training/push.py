@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..hub import background, upload
-from ..hub.errors import PermanentHubError, TransientHubError, clean
+from ..hub.upload import PermanentHubError, TransientHubError, clean
 from ..system.processes import STOP_SIGNALS
 
 END_TIMEOUT_S = 3600.0  # seconds that the last push may take when a run is through
