@@ -10,7 +10,6 @@ python -m benchmarks ranks                        the cost of a run's groups by 
 The table is printed, and written to table.md and table.json in the folder of --out.
 """
 
-import argparse
 import importlib
 import logging
 import sys
@@ -50,17 +49,10 @@ def main() -> None:
     if sys.argv[1:2] and sys.argv[1] in COMMANDS:
         logging.disable(logging.WARNING)
         return importlib.import_module(f"benchmarks.{sys.argv[1]}").main(sys.argv[2:])
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="\n".join(f"  {name:12} {description}" for name, description in (NAMES | COMMANDS).items()),
-    )
+    described = (f"  {name:12} {description}" for name, description in (NAMES | COMMANDS).items())
+    parser = results.parser("benchmarks", __doc__, epilog="\n".join(described))
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"see below; all but {', '.join(sorted(APART))} by default"
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path("benchmarks/results"), help="output folder (default: %(default)s)"
     )
     parser.add_argument("--compare", type=Path, metavar="FILE", help="table.json of an earlier run: show the change")
     args = parser.parse_args()

@@ -8,9 +8,7 @@ The FLOPs are counted at the model's own image size and context length. The pass
 images of a few patches and two random texts, with random weights.
 """
 
-import argparse
 import dataclasses
-import json
 import logging
 import sys
 import time
@@ -161,11 +159,6 @@ def summary(lines: list[Checked]) -> str:
     return text
 
 
-def table(lines: list[Checked]) -> str:
-    rows = [f"| {' | '.join(cells)} |" for cells in (HEADS, *(line.cells() for line in lines))]
-    return "\n".join([rows[0], "|---" * len(HEADS) + "|", *rows[1:]])
-
-
 def parts(page: Path) -> tuple[str, str]:
     """Return the text of a page before and after its table, markers included."""
     if not page.is_file():
@@ -178,13 +171,8 @@ def parts(page: Path) -> tuple[str, str]:
 
 
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks models", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = results.parser("benchmarks models", __doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="plain models of open_clip's; all by default")
-    parser.add_argument(
-        "--out", type=Path, default=Path("benchmarks/results"), help="output folder (default: %(default)s)"
-    )
     parser.add_argument("--page", type=Path, metavar="FILE", help="a Markdown page to write the table into as well")
     args = parser.parse_args(argv)
     plain = [name for name in open_clip.list_models() if not name.startswith(PREFIX)]
@@ -198,20 +186,16 @@ def main(argv: list[str]) -> None:
     names, start = args.names or plain, time.monotonic()
     lines = list(tqdm(check_all(names), total=len(names), unit="model"))
     minutes = f"{(time.monotonic() - start) / 60:.1f} minutes"
-    text = f"{table(lines)}\n\n{results.machine()}; {minutes}.\n\n{summary(lines)}"
-    write(lines, args.out, text)
+    table = results.markdown(HEADS, [line.cells() for line in lines])
+    text = f"{table}\n\n{results.machine()}; {minutes}.\n\n{summary(lines)}"
+    columns = HEADS[1:-1]
+    records: list[dict[str, Any]] = [
+        {"name": line.name, **dict(zip(columns, line.cells()[1:-1], strict=True)), "reason": line.reason}
+        for line in lines
+    ]
+    results.save(args.out, "models", text, records)
     if around:
         args.page.write_text(f"{around[0]}\n\n{text}\n\n{around[1]}")
     print(text)
     if sum(bool(line.reason) for line in lines) > (0 if args.names else MAY_FAIL):
         sys.exit(1)
-
-
-def write(lines: list[Checked], folder: Path, text: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "models.md").write_text(text + "\n")
-    records: list[dict[str, Any]] = [
-        {"name": line.name, **dict(zip(HEADS[1:-1], line.cells()[1:-1], strict=True)), "reason": line.reason}
-        for line in lines
-    ]
-    (folder / "models.json").write_text(json.dumps(records, indent=1) + "\n")

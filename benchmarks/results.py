@@ -1,9 +1,11 @@
 """The table of a run as Markdown and JSON, and the change against an earlier run."""
 
+import argparse
 import dataclasses
 import json
 import os
 import platform
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,10 +26,26 @@ def machine() -> str:
     return f"{os.cpu_count()} cores of {cpu}, {memory:.0f} GiB, Python {platform.python_version()}, {packages}"
 
 
+def parser(command: str, description: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser of a command that writes its table into a folder."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        f"python -m {command}", description=description, epilog=epilog, formatter_class=raw
+    )
+    folder = Path("benchmarks/results")
+    parser.add_argument("--out", type=Path, default=folder, help="output folder (default: %(default)s)")
+    return parser
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    first, *body = (f"| {' | '.join(cells)} |" for cells in (heads, *rows))
+    return "\n".join([first, "|---" * len(heads) + "|", *body])
+
+
 def table(rows: list[Row], earlier: dict[str, dict[str, Any]] | None = None) -> str:
     """Return the rows as Markdown; given the rows of an `earlier` run, with the change."""
     heads = HEADS if earlier is None else [*HEADS, "earlier", "change"]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    lines = []
     for row in rows:
         bar = "" if row.bar is None else f"{'≥' if row.least else '≤'} {row.bar:.4g}"
         values = (f"{value:.4g} {row.unit}".strip() for value in (row.ours, row.theirs))
@@ -36,8 +54,8 @@ def table(rows: list[Row], earlier: dict[str, dict[str, Any]] | None = None) -> 
         if earlier is not None:
             before = earlier.get(row.what)
             cells += ["", "new"] if before is None else [number(before["ratio"]), change(row, before)]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append(cells)
+    return markdown(heads, lines)
 
 
 def number(ratio: float) -> str:
@@ -53,12 +71,17 @@ def change(row: Row, before: dict[str, Any]) -> str:
 
 
 def write(rows: list[Row], folder: Path, text: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "table.md").write_text(text + "\n")
     records = [
         {**dataclasses.asdict(row), "ratio": row.ratio, "spread": row.spread, "verdict": row.verdict} for row in rows
     ]
-    (folder / "table.json").write_text(json.dumps({"machine": machine(), "rows": records}, indent=1) + "\n")
+    save(folder, "table", text, {"machine": machine(), "rows": records})
+
+
+def save(folder: Path, name: str, text: str, content: Any) -> None:
+    """Write NAME.md and NAME.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.md").write_text(text + "\n")
+    (folder / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
 
 
 def read(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:

@@ -8,14 +8,11 @@ scale.json in the folder of --out. Nothing is measured: shapes are counted, and 
 kernels of its own.
 """
 
-import argparse
 import dataclasses
-import json
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import open_clip
@@ -25,6 +22,7 @@ from torch import Tensor, nn
 from pcmepp_openclip.forecast.step import FakeTraining, fake_ranks
 from pcmepp_openclip.host.loss import pcmepp_loss
 from pcmepp_openclip.models.pcmepp import ProbabilisticModel
+from pcmepp_openclip.system.flags import number
 
 from . import results
 from .fake_cuda import fake_cuda
@@ -132,29 +130,21 @@ def tables(rows: Sequence[ScaleRow], name: str, precision: str) -> str:
     return "\n\n".join(
         [
             f"The loss of {name} on a rank, forward and backward, beside ClipLoss:",
-            table(heads, of_loss),
+            results.markdown(heads, of_loss),
             f"Peak GB of a rank in a training step of {name}, {precision}, texts of full length:",
-            table(memory_heads, of_memory),
+            results.markdown(memory_heads, of_memory),
         ]
     )
 
 
-def table(heads: list[str], rows: list[list[str]]) -> str:
-    first, *body = (f"| {' | '.join(cells)} |" for cells in (heads, *rows))
-    return "\n".join([first, "|---" * len(heads) + "|", *body])
-
-
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks scale", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = results.parser("benchmarks scale", __doc__)
     parser.add_argument("--model", default="PCMEpp-ViT-B-16", help="a PCME++ model (default: %(default)s)")
-    parser.add_argument("--batch-size", type=_count, nargs="+", default=[128, 256, 512], metavar="N", help="per rank")
-    parser.add_argument("--ranks", type=_count, nargs="+", default=[8], metavar="N")
-    parser.add_argument("--precision", choices=PRECISIONS, default="amp_bf16", help="(default: %(default)s)")
     parser.add_argument(
-        "--out", type=Path, default=Path("benchmarks/results"), help="output folder (default: %(default)s)"
+        "--batch-size", type=number(int, 1), nargs="+", default=[128, 256, 512], metavar="N", help="per rank"
     )
+    parser.add_argument("--ranks", type=number(int, 1), nargs="+", default=[8], metavar="N")
+    parser.add_argument("--precision", choices=PRECISIONS, default="amp_bf16", help="(default: %(default)s)")
     args = parser.parse_args(argv)
     if not args.model.startswith(PREFIX) or args.model.removeprefix(PREFIX) not in open_clip.list_models():
         parser.error(f"--model {args.model}: name a model of open_clip's with the prefix {PREFIX}")
@@ -162,13 +152,5 @@ def main(argv: list[str]) -> None:
     start = time.monotonic()
     rows = list(lines(args.model, args.batch_size, args.ranks, args.precision))
     text = f"{tables(rows, args.model, args.precision)}\n\n{results.machine()}; {time.monotonic() - start:.0f} s."
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "scale.md").write_text(text + "\n")
-    (args.out / "scale.json").write_text(json.dumps([dataclasses.asdict(line) for line in rows], indent=1) + "\n")
+    results.save(args.out, "scale", text, [dataclasses.asdict(line) for line in rows])
     print(text)
-
-
-def _count(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError("at least 1")
-    return number

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .distances import DISTANCES, get_distance, trainable
-from .losses.settings import NEGATIVES, TermSettings
+from .losses.batch import NEGATIVES, TermSettings
 from .losses.terms import LOSSES, WEIGHT, loss_weights
 from .system.text import did_you_mean
 

@@ -3,9 +3,6 @@
 import functools
 import itertools
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -135,16 +132,10 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
+def results(ranks, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cases")
     (folder / "cases.json").write_text(json.dumps(CASES))
-    worker = str(Path(__file__).parent / "support/rank_worker.py")
-    ranks = [subprocess.Popen([sys.executable, worker, str(rank), str(folder)]) for rank in range(2)]
-    try:
-        assert [rank.wait(timeout=200) for rank in ranks] == [0, 0]
-    finally:
-        for rank in ranks:
-            rank.kill()
+    assert ranks.run(2, [folder], module="rank_worker") == [0, 0], ranks.log.read_text()[-3000:]
     return {case["name"]: torch.load(folder / f"{case['name']}.pt") for case in CASES}
 
 
@@ -190,22 +181,9 @@ def data(tmp_path_factory):
 
 
 def train(data, folder, name, *flags):
-    argv = ["train", "--model", "PCMEpp-tiny", "--train-data", data, "--train-num-samples", "32", "--dataset-type"]
-    argv += [
-        "webdataset",
-        "--batch-size",
-        "8",
-        "--workers",
-        "0",
-        "--precision",
-        "fp32",
-        "--warmup",
-        "2",
-        "--lr",
-        "1e-3",
-    ]
-    argv += ["--log-every-n-steps", "1", "--logs", str(folder), "--name", name, "--train-means-by", "all"]
-    return cli.main([*argv, *flags])
+    argv = """train --model PCMEpp-tiny --train-num-samples 32 --dataset-type webdataset --batch-size 8 --workers 0
+    --precision fp32 --warmup 2 --lr 1e-3 --log-every-n-steps 1 --train-means-by all"""
+    return cli.main([*argv.split(), "--train-data", data, "--logs", str(folder), "--name", name, *flags])
 
 
 def history(folder, name):

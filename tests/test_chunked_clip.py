@@ -6,27 +6,13 @@ import re
 import open_clip
 import pytest
 import torch
-import torch.nn.functional as F
+from chunked_rank import leaves, relative
 from drawn_shards import write_shards
-from forks import Forks
 from largest import LargestTensor
 
 import pcmepp_openclip as pp
 from pcmepp_openclip.distances import tiles
 from pcmepp_openclip.training import command as train
-
-
-def leaves(n=29, dim=8, scale=14.0, dtype=torch.float64):
-    """(image features, text features, scale, bias) with captions near their images."""
-    g = torch.Generator().manual_seed(0)
-    shared = torch.randn(n, dim, generator=g, dtype=torch.float64)
-    features = [F.normalize(shared + torch.randn(n, dim, generator=g, dtype=torch.float64), dim=-1) for _ in range(2)]
-    scalars = [torch.tensor(x, dtype=torch.float64) for x in (scale, -3.0)]
-    return [x.to(dtype).requires_grad_() for x in (*features, *scalars)]
-
-
-def relative(x, y):
-    return ((x - y).norm() / y.norm().clamp(min=1e-12)).item()
 
 
 @pytest.mark.parametrize("scale", [1.0, 14.0, 100.0])
@@ -69,49 +55,9 @@ def test_no_matrix_of_all_pairs_is_held(monkeypatch):
     assert 2**14 <= largest.elements < 1024 * 1024 / 16
 
 
-RANKS = """
-import os, sys
-sys.path.insert(0, {tests!r})
-import open_clip, torch, torch.distributed as dist
-import pcmepp_openclip as pp
-from test_chunked_clip import leaves
-
-rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-torch.set_num_threads(1)
-dist.init_process_group("gloo")
-worst = 0.0
-for flags in ({{}}, {{"gather_with_grad": True}}, {{"local_loss": True, "gather_with_grad": True}}):
-    sides = []
-    for kind in (pp.ChunkedClipLoss, open_clip.ClipLoss):
-        v, t, s, _ = leaves(n=12, dtype=torch.float32)
-        own = slice(rank * 12 // world, (rank + 1) * 12 // world)
-        v, t = (x.detach()[own].clone().requires_grad_() for x in (v, t))
-        value = kind(**flags, rank=rank, world_size=world)(v, t, s)
-        value.backward()
-        dist.all_reduce(s.grad)  # a rank's own differs with local_loss, and DDP takes the mean
-        sides.append((value.detach(), v.grad, t.grad, s.grad / world))
-    for x, y in zip(*sides):
-        worst = max(worst, ((x - y).norm() / y.norm()).item())
-worst = torch.tensor(worst)
-dist.all_reduce(worst, dist.ReduceOp.MAX)
-if rank == 0:  # the lines of several ranks would mix
-    print("worst", worst.item())
-dist.destroy_process_group()
-"""
-
-
-@pytest.fixture(scope="module")
-def forks():
-    server = Forks("open_clip", "pcmepp_openclip", "drawn_shards", "pytest")
-    yield server
-    server.close()
-
-
-@pytest.mark.parametrize("world", [2, 3, 4])
-def test_ranks_have_the_values_and_gradients_of_clip_loss(forks, world, request):
-    codes, output = forks.run(RANKS.format(tests=str(request.path.parent)), world)
-    assert codes == [0] * world, output
-    assert float(re.search(r"worst (\S+)", output)[1]) < 1e-6
+def test_ranks_have_the_values_and_gradients_of_clip_loss(ranks):
+    for world in (2, 3, 4):
+        assert ranks.run(world, [], module="chunked_rank") == [0] * world, ranks.log.read_text()[-3000:]
 
 
 @pytest.fixture(scope="module")

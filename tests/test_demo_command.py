@@ -16,7 +16,7 @@ import pcmepp_openclip as pp
 from pcmepp_openclip import cli
 from pcmepp_openclip.ambiguity import renyi_entropy
 from pcmepp_openclip.ambiguity.store import load_bank
-from pcmepp_openclip.demo import command, dataset, figure, goals, pages, results
+from pcmepp_openclip.demo import command, dataset, figure, goals, measure, pages
 from pcmepp_openclip.demo.drawing import render
 from pcmepp_openclip.demo.scenes import fitting
 from pcmepp_openclip.models.fingerprint import bank_fingerprint
@@ -31,8 +31,8 @@ def runs(tmp_path_factory):
     patch = pytest.MonkeyPatch()
     patch.setattr(command, "HELD_OUT", 60)
     patch.setattr(command, "ZEROSHOT", 24)
-    patch.setattr(results, "HELD_OUT", 60)
-    patch.setattr(results, "BANK", 200)
+    patch.setattr(measure, "HELD_OUT", 60)
+    patch.setattr(measure, "BANK", 200)
     try:
         for name, flags in (("one", ["--seed", "3", "--seeds", "2"]), ("two", ["--seed", "4", "--seeds", "1"])):
             assert cli.main(["demo", *SMALL, *flags, "--out", str(folder / name)]) == 0
@@ -106,9 +106,9 @@ def test_the_report_says_what_was_reached(runs):
 
 def test_the_figure_shows_numbers_of_the_bank(runs, monkeypatch):
     """Every image and caption in it stands beside the share that the exported model and its bank give it."""
-    monkeypatch.setattr(results, "HELD_OUT", 60)
-    monkeypatch.setattr(results, "BANK", 200)
-    result = results.result_of(command.Seed(runs[0], 3, first=True))
+    monkeypatch.setattr(measure, "HELD_OUT", 60)
+    monkeypatch.setattr(measure, "BANK", 200)
+    result = measure.result_of(command.Seed(runs[0], 3, first=True))
     held_out, bank = dataset.draw_held_out(60, 3), result.bank
 
     def share(mean, references, own):

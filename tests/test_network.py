@@ -14,20 +14,12 @@ import pytest
 import torch
 from drawn_shards import write_shards
 from network_rank import tally_of
-from ranks import Ranks
 
 from pcmepp_openclip.data.tally import Tally
 from pcmepp_openclip.system import network
 from pcmepp_openclip.training import failures
 
 WORKER = "network_rank"
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    server = Ranks(tmp_path_factory.mktemp("ranks") / "log")
-    yield server
-    server.close()
 
 
 # The interface. {address: name} as on typical nodes; `sources` are the own addresses from which a host is reached.
@@ -170,10 +162,10 @@ def test_bad_data_of_one_rank_end_all_ranks_with_its_sentence(ranks, tmp_path, f
     shard = write_shards(tmp_path / "shards", shards=1, samples=16).replace("{00000..00000}", "00000")
     gate, log, said = tmp_path / "gate", tmp_path / "run/out.log", len(ranks.log.read_text())
     pipe = f"pipe:[ -e {gate} ] || exec cat {shard}; [ $RANK = {failing} ] && exec true; exec tail -f {gate}"
-    argv = ["--model", "PCMEpp-tiny", "--train-data", pipe, "--train-num-samples", "64", "--dataset-resampled"]
-    argv += ["--dataset-type", "webdataset", "--batch-size", "4", "--epochs", "1000", "--workers", "1"]
-    argv += ["--precision", "fp32", "--device", "cpu", "--train-data-shuffle-buffer", "4", "--save-frequency", "0"]
-    argv += ["--train-data-max-empty-shards", "2", "--logs", str(tmp_path), "--name", "run"]
+    flags = """--model PCMEpp-tiny --train-num-samples 64 --dataset-resampled --dataset-type webdataset --batch-size 4
+    --epochs 1000 --workers 1 --precision fp32 --device cpu --train-data-shuffle-buffer 4 --save-frequency 0
+    --train-data-max-empty-shards 2 --name run"""
+    argv = [*flags.split(), "--train-data", pipe, "--logs", str(tmp_path)]
     pids = ranks.start(2, ["train", tmp_path / "groups", *argv], module=WORKER)
     end = time.monotonic() + 60
     while not (log.exists() and "Train Epoch: 0" in log.read_text()):
@@ -206,30 +198,9 @@ def test_bad_data_of_one_rank_end_all_ranks_with_its_sentence(ranks, tmp_path, f
 def test_a_rank_that_is_late_or_vanishes_ends_the_others_with_a_sentence(ranks, tmp_path, signals, codes):
     """Signals to the ranks of a run, a second apart, by the command itself."""
     said, log = len(ranks.log.read_text()), tmp_path / "run/out.log"
-    argv = [
-        "train",
-        "--model",
-        "PCMEpp-tiny",
-        "--dataset-type",
-        "synthetic",
-        "--train-num-samples",
-        "64",
-        "--workers",
-        "0",
-    ]
-    argv += [
-        "--batch-size",
-        "4",
-        "--epochs",
-        "10000",
-        "--precision",
-        "fp32",
-        "--device",
-        "cpu",
-        "--save-frequency",
-        "0",
-    ]
-    argv += ["--logs", tmp_path, "--name", "run", "--rank-timeout-minutes", "0.05", "--save-frequency", "0"]
+    flags = """train --model PCMEpp-tiny --dataset-type synthetic --train-num-samples 64 --workers 0 --batch-size 4
+    --epochs 10000 --precision fp32 --device cpu --save-frequency 0 --name run --rank-timeout-minutes 0.05"""
+    argv = [*flags.split(), "--logs", tmp_path]
     pids = ranks.start(2, argv, module="pcmepp_openclip.cli")
     end = time.monotonic() + 60
     while not (log.exists() and "Train Epoch: 0" in log.read_text()):

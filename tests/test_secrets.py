@@ -34,7 +34,6 @@ def leaks(text: str) -> list[str]:
     return [word for word in WORDS if word in text]
 
 
-@pytest.mark.parametrize("password", HOSTILE)
 @pytest.mark.parametrize(
     "form",
     [
@@ -49,9 +48,10 @@ def leaks(text: str) -> list[str]:
         "<urlopen error: cannot read 'https://user:{}@host/x.tar': 404>",
     ],
 )
-def test_a_password_of_any_characters_is_hidden(form, password):
-    shown = redact(form.format(password))
-    assert leaks(shown) == [], shown
+def test_a_password_of_any_characters_is_hidden(form):
+    for password in HOSTILE:
+        shown = redact(form.format(password))
+        assert leaks(shown) == [], shown
 
 
 @pytest.mark.parametrize(
@@ -68,14 +68,11 @@ def test_a_pipe_shows_its_program_and_its_shard(command):
     assert leaks(shown) == [] and shown.endswith("*** 0.tar") and shown[5:8] in ("cur", "aws"), shown
 
 
-@pytest.mark.parametrize("password", HOSTILE)
-def test_sizes_are_protected_like_the_data(password):
-    text = f"a=https://u:{password}@h/s.json,b=/data/b.json"
-    args = argparse.Namespace(train_data_sizes=text)
-    assert redact_args(args) == {"train_data_sizes": text} and leaks(args.train_data_sizes) == []
-    args = argparse.Namespace(train_data_sizes=f"a=https://h/s.json?key={password}")
-    redact_args(args)
-    assert leaks(args.train_data_sizes) == []
+def test_sizes_are_protected_like_the_data():
+    for password in HOSTILE:
+        for text in (f"a=https://u:{password}@h/s.json,b=/data/b.json", f"a=https://h/s.json?key={password}"):
+            args = argparse.Namespace(train_data_sizes=text)
+            assert redact_args(args) == {"train_data_sizes": text} and leaks(args.train_data_sizes) == []
 
 
 def test_what_was_an_argument_is_hidden_wherever_it_turns_up():
@@ -84,16 +81,9 @@ def test_what_was_an_argument_is_hidden_wherever_it_turns_up():
     assert "golf7" not in redact("GET /cc3m;sig=golf7golf7golf7/x.tar") + redact("denied: golf7golf7golf7")
     assert redact("cannot read https://host/x.tar;sig=hotel7, 404") == "cannot read https://host/x.tar;sig=*** 404"
     header = base64.b64encode(f"user:{PASSWORD}".encode()).decode()
-    for text in (
-        f"denied: {PASSWORD}",
-        f"denied: {quote(PASSWORD)}",
-        f"Basic {header}",
-        f"{[PASSWORD]}",
-        "foxtrot7foxtrot7",
-    ):
-        assert leaks(redact(text)) == [] and header not in redact(text) and "foxtrot7f" not in redact(text), redact(
-            text
-        )
+    for text in (f"denied: {PASSWORD}", f"denied: {quote(PASSWORD)}", f"Basic {header}", f"{[PASSWORD]}"):
+        assert leaks(redact(text)) == [] and header not in redact(text), redact(text)
+    assert "foxtrot7f" not in redact("foxtrot7foxtrot7")
 
 
 @pytest.mark.parametrize("flag", ["--resume", "--cache-dir"])
@@ -116,43 +106,13 @@ def test_nothing_that_a_run_writes_holds_a_password(tmp_path):
     with serve(tmp_path, login=f"Basic {login}") as server:
         url = server.url.replace("http://", f"http://user:{PASSWORD}@")
         names = ",".join(shard.stem for shard in shards[:2])
-        command = [
-            sys.executable,
-            "-m",
-            "pcmepp_openclip.train",
-            "--model",
-            "PCMEpp-tiny",
-            "--workers",
-            "1",
-            "--warmup",
-        ]
-        command += ["1", f"--train-data=a={url}/d/{{{names}}}.tar?key=golf7;golf7", "--dataset-type", "webdataset"]
-        command += ["--train-data-sizes", f"a={url}/s.json?key=golf7;golf7", "--batch-size", "8", "--epochs", "1"]
-        command += [
-            "--val-data",
-            f"pipe:cat {shards[2]}; : 'golf7;{PASSWORD.replace(chr(39), '')}'",
-            "--val-num-samples",
-        ]
-        command += [
-            "16",
-            "--train-data-max-bad-fraction",
-            "1",
-            "--train-data-retries",
-            "0",
-            "--log-every-n-steps",
-            "1",
-            "--logs",
-        ]
-        command += [
-            str(tmp_path / "logs"),
-            "--name",
-            "run",
-            "--report-to",
-            "tensorboard,wandb",
-            "--debug",
-            "--precision",
-        ]
-        command += ["fp32", "--wandb-notes", f"from {url}/d"]
+        flags = """--model PCMEpp-tiny --workers 1 --warmup 1 --dataset-type webdataset --batch-size 8 --epochs 1
+        --val-num-samples 16 --train-data-max-bad-fraction 1 --train-data-retries 0 --log-every-n-steps 1 --name run
+        --report-to tensorboard,wandb --debug --precision fp32"""
+        command = [sys.executable, "-m", "pcmepp_openclip.train", *flags.split(), "--logs", str(tmp_path / "logs")]
+        command += [f"--train-data=a={url}/d/{{{names}}}.tar?key=golf7;golf7", "--wandb-notes", f"from {url}/d"]
+        command += ["--train-data-sizes", f"a={url}/s.json?key=golf7;golf7"]
+        command += ["--val-data", f"pipe:cat {shards[2]}; : 'golf7;{PASSWORD.replace(chr(39), '')}'"]
         env = {**os.environ, "PYTHONPATH": str(REPO), "WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path / "logs")}
         done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -12,13 +12,34 @@ from torch.utils.checkpoint import checkpoint
 from ..distances import CSD, Distance
 from ..gaussian import Gaussian
 from .collectives import AllGather
-from .csd_matching import MatchLogits
-from .fused import PairLosses, PairSettings, chunks
+from .csd_matching import MatchLogits, PairSettings
+from .fused import PairLosses, chunks
 from .labels import LabelledPairs, Labels
 from .matching import matching_logits, pairs_divisor
-from .offsets import Offsets
 from .pseudo_positives import TruePairs, raised_labels
-from .settings import TermSettings
+from .vib import Offsets
+
+NEGATIVES = ("hardest", "all")
+
+
+@dataclass(frozen=True)
+class TermSettings:
+    """The settings of single terms, with the names and defaults of their keys in `pcmepp_cfg`.
+
+    Arguments:
+        triplet_margin: the margin of the triplet loss.
+        triplet_negatives: "hardest" for the hardest negative of each sample, or "all" for the sum over all of them.
+        triplet_warmup_epochs: the number of epochs at the start of a run with all negatives, before the hardest ones.
+        pcme_samples: the number of samples of each Gaussian in PCME's loss.
+        label_smoothing: e of the labels e + (1 - 2e) m of the matching and pseudo-positive losses, at least 0 and below
+            1/2.
+    """
+
+    triplet_margin: float = 0.2
+    triplet_negatives: str = "hardest"
+    triplet_warmup_epochs: int = 2
+    pcme_samples: int = 8
+    label_smoothing: float = 0.0
 
 
 class PairTerms(NamedTuple):

@@ -5,7 +5,8 @@ from torch import Tensor, nn
 
 from ..gaussian import full_precision
 from .collectives import AllGather, MeanOverRanks
-from .fused import PairLosses, PairSettings
+from .csd_matching import PairSettings
+from .fused import PairLosses
 
 
 class ChunkedClipLoss(nn.Module):

@@ -6,11 +6,41 @@ dL/dc    = 2a dL/dy,    dL/do_i = -a sum_j dL/dy_ij,    dL/do_j = -a sum_i dL/dy
 dL/da    = sum_ij dL/dy_ij (2 c_ij - o_i - o_j),    dL/db = sum_ij dL/dy_ij
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from .labels import LabelledPairs, Labels
 from .pseudo_positives import TruePairs, raised_labels
+
+
+@dataclass(frozen=True)
+class PairSettings:
+    """The terms of all pairs that are computed, and their settings.
+
+    Arguments:
+        first: the column of this rank's first true pair.
+        reduction: the reduction of the matching loss, see `matching_loss`.
+        with_contrastive, with_matching: whether InfoNCE, and whether the matching loss are wanted. A term that is not
+            wanted is 0, and nothing of it is computed.
+        true_pairs: the true pairs, which determine the pseudo-positives, or None if these are not wanted.
+        labels: the soft labels, or None if only the pairs (i, first + i) match.
+        smoothing: e of the labels e + (1 - 2e) m, which take the place of m in the matching loss and in the labels that
+            pseudo-positives raise.
+        constant_means: whether the matching loss sees the means as constants, so that InfoNCE alone trains them.
+        share_of_means: a factor on the gradient of the means.
+    """
+
+    first: int = 0
+    reduction: str = "mean"
+    with_contrastive: bool = True
+    with_matching: bool = True
+    true_pairs: TruePairs | LabelledPairs | None = None
+    labels: Labels | None = None
+    smoothing: float = 0.0
+    constant_means: bool = False
+    share_of_means: float = 1.0
 
 
 class MatchLogits:
@@ -40,8 +70,6 @@ class MatchGradients:
         o_n, o_N: the offsets, see `MatchLogits`.
         g_match, g_pp: the gradients of both losses; None for a loss that has none, and not both.
         scale: the factor of the sum over all pairs in both losses.
-        first: the column of this rank's first true pair.
-        true_pairs, labels, smoothing: see `PairSettings`.
     """
 
     def __init__(
@@ -52,16 +80,12 @@ class MatchGradients:
         g_match: Tensor | None,
         g_pp: Tensor | None,
         scale: float,
-        first: int,
-        true_pairs: TruePairs | LabelledPairs | None,
-        labels: Labels | None,
-        smoothing: float = 0.0,
+        settings: PairSettings,
     ):
-        self.logits, self.o_n, self.o_N = logits, o_n, o_N
-        self.first, self.true_pairs, self.labels = first, true_pairs, labels
-        self.smoothing, self.kept = smoothing, 1 - 2 * smoothing
+        self.logits, self.o_n, self.o_N, self.settings = logits, o_n, o_N, settings
+        self.kept = 1 - 2 * settings.smoothing
         # The pseudo-positive loss is twice the matching loss minus the part by which it raises the labels.
-        self.g_raised = None if g_pp is None or true_pairs is None else g_pp * scale * self.kept
+        self.g_raised = None if g_pp is None or settings.true_pairs is None else g_pp * scale * self.kept
         parts = [g * factor for g, factor in ((g_match, scale), (g_pp, 2 * scale)) if g is not None]
         k = parts[0] if len(parts) == 1 else parts[0] + parts[1]
         # dy is in units of k if k is its only factor, which saves one pass over the chunk.
@@ -77,20 +101,20 @@ class MatchGradients:
 
         dL/dc is `dc_by_dy` times the result.
         """
-        y, column = self.logits.of(z, rows), rows.start + self.first
-        label = None if self.labels is None else self.labels.of(rows)
+        settings, y = self.settings, self.logits.of(z, rows)
+        label = None if settings.labels is None else settings.labels.of(rows)
         if self.g_raised is None:
             dy = y.sigmoid_()
         else:
             dy = torch.sigmoid(y).mul_(self.own)
-            for raised in raised_labels(y, label, self.true_pairs, rows, self.first):
+            for raised in raised_labels(y, label, settings.true_pairs, rows, settings.first):
                 dy -= raised * self.g_raised
         if label is None:
-            dy.diagonal(column).sub_(self.own * self.kept)
+            dy.diagonal(rows.start + settings.first).sub_(self.own * self.kept)
         else:
             dy -= label.mul_(self.own * self.kept)
-        if self.smoothing:
-            dy -= self.own * self.smoothing
+        if settings.smoothing:
+            dy -= self.own * settings.smoothing
         torch.sum(dy, dim=1, out=self.row_sum_n[rows])
         self.column_sum_N = plus(self.column_sum_N, dy.sum(dim=0))
         self.dot = plus(self.dot, torch.dot(dy.flatten(), z.flatten()))

@@ -25,7 +25,6 @@ mean over ranks is then the gradient of the whole batch.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,39 +33,10 @@ from torch import Tensor
 
 from ..distances.tiles import elements_at_a_time
 from ..gaussian import full_precision_backward
-from .csd_matching import MatchGradients, MatchLogits, plus
+from .csd_matching import MatchGradients, MatchLogits, PairSettings, plus
 from .infonce import InfoNCE, infonce_gradient
-from .labels import LabelledPairs, Labels
 from .matching import pairs_divisor
-from .pseudo_positives import TruePairs, raised_labels
-
-
-@dataclass(frozen=True)
-class PairSettings:
-    """The terms of all pairs that are computed, and their settings.
-
-    Arguments:
-        first: the column of this rank's first true pair.
-        reduction: the reduction of the matching loss, see `matching_loss`.
-        with_contrastive, with_matching: whether InfoNCE, and whether the matching loss are wanted. A term that is not
-            wanted is 0, and nothing of it is computed.
-        true_pairs: the true pairs, which determine the pseudo-positives, or None if these are not wanted.
-        labels: the soft labels, or None if only the pairs (i, first + i) match.
-        smoothing: e of the labels e + (1 - 2e) m, which take the place of m in the matching loss and in the labels that
-            pseudo-positives raise.
-        constant_means: whether the matching loss sees the means as constants, so that InfoNCE alone trains them.
-        share_of_means: a factor on the gradient of the means.
-    """
-
-    first: int = 0
-    reduction: str = "mean"
-    with_contrastive: bool = True
-    with_matching: bool = True
-    true_pairs: TruePairs | LabelledPairs | None = None
-    labels: Labels | None = None
-    smoothing: float = 0.0
-    constant_means: bool = False
-    share_of_means: float = 1.0
+from .pseudo_positives import raised_labels
 
 
 class PairLosses(torch.autograd.Function):
@@ -141,8 +111,7 @@ class PairLosses(torch.autograd.Function):
         settings, (g_contrastive, g_match, g_pp) = ctx.settings, g[:3]
         matching: MatchGradients | None = None
         if settings.with_matching and not (g_match is None and g_pp is None):
-            pair_settings = {name: getattr(settings, name) for name in ("first", "true_pairs", "labels", "smoothing")}
-            matching = MatchGradients(ctx.logits, o_n, o_N, g_match, g_pp, ctx.scale, **pair_settings)
+            matching = MatchGradients(ctx.logits, o_n, o_N, g_match, g_pp, ctx.scale, settings)
         k_z, dc_by_dz, ds = s, None, None
         if settings.with_contrastive and g_contrastive is not None:
             k_z = g_contrastive / (2 * len(v_nD))

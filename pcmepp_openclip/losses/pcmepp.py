@@ -5,12 +5,11 @@ from torch import Tensor, nn
 
 from ..distances import CSD, get_distance
 from ..gaussian import Gaussian, full_precision
-from .batch import PairBatch
+from .batch import PairBatch, TermSettings
 from .collectives import MeanOverRanks
 from .diagnostics import calibration_diagnostics
 from .labels import Labels
 from .matching import pairs_divisor
-from .settings import TermSettings
 from .terms import LOSSES, WEIGHT, loss_weights, without_labels
 
 SEED_STRIDE = 1_000_003  # so that steps of runs with neighbouring seeds have different noise

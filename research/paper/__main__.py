@@ -24,12 +24,12 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from pcmepp_openclip.data.arguments import positive_number
 from pcmepp_openclip.data.captioned import read_captioned
 from pcmepp_openclip.demo.command import BATCH, cores
 from pcmepp_openclip.demo.dataset import CLASSES
 from pcmepp_openclip.system.errors import RunFailed
 from pcmepp_openclip.system.files import check_folder
+from pcmepp_openclip.system.flags import CommandParser, number
 from pcmepp_openclip.system.text import did_you_mean, flag_of
 
 from ..command import run
@@ -69,27 +69,23 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {NAME}", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser, positive = CommandParser(f"python -m {NAME}", __doc__), number(int, 1)
     parser.add_argument("tables", nargs="*", metavar="TABLE", help="see --list")
     parser.add_argument("--list", action="store_true", help="list the tables and figures")
     parser.add_argument("--rows", metavar="A,B", help="only these rows (default: all; a wrong name lists them)")
     parser.add_argument("--data", choices=("scenes", "coco"), default="scenes", help="default: scenes")
-    parser.add_argument("--seeds", type=positive_number, default=3, help="number of seeds, from 0 on (3)")
+    parser.add_argument("--seeds", type=positive, default=3, help="number of seeds, from 0 on (3)")
     parser.add_argument("--out", type=Path, default=Path("pcmepp-paper"), help="output folder (pcmepp-paper)")
     group = parser.add_argument_group("with --data scenes")
-    group.add_argument("--steps", type=positive_number, help=f"training steps of a row, with {BATCH} pairs each (200)")
-    group.add_argument(
-        "--start-steps", type=positive_number, help="training steps of the CLIP that rows start from (1000)"
-    )
-    group.add_argument("--size", type=positive_number, help="number of training pairs to draw (20000)")
+    group.add_argument("--steps", type=positive, help=f"training steps of a row, with {BATCH} pairs each (200)")
+    group.add_argument("--start-steps", type=positive, help="training steps of the CLIP that rows start from (1000)")
+    group.add_argument("--size", type=positive, help="number of training pairs to draw (20000)")
     group = parser.add_argument_group("with --data coco")
     group.add_argument("--coco-dir", type=Path, metavar="DIR", help="the folder that launch/data/coco.sh makes")
     group.add_argument("--launcher", metavar="WORDS", help="the words that start a Python module, as in the example")
-    group.add_argument("--ranks", type=positive_number, help="number of ranks that the launcher starts (1)")
+    group.add_argument("--ranks", type=positive, help="number of ranks that the launcher starts (1)")
     group.add_argument("--print", action="store_true", default=None, help="print the commands, and run nothing")
-    return parser.parse_args(argv)
+    return parser.parse_args(sys.argv[1:] if argv is None else argv)
 
 
 def _tables(args: argparse.Namespace) -> dict[str, Table]:

@@ -8,7 +8,6 @@ Writes DIR/toy.json, DIR/toy.png and DIR/toy.gif; the pictures are those of the 
 result on the same machine.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,14 +23,13 @@ from tqdm import tqdm
 from pcmepp_openclip.demo.goals import Goal, spread
 from pcmepp_openclip.reports import plots
 from pcmepp_openclip.system.files import check_folder, write_whole
-from pcmepp_openclip.system.text import flag_of
+from pcmepp_openclip.system.flags import CommandParser, number
 
 from ..command import run
 from . import figure
 from .training import METHODS, History, Settings, separation, train, variances
 
 NAME = "research.toy"
-BOUNDS = {"epochs": (1, None), "seeds": (1, 10_000), "seed": (0, 2**62), "per_class": (10, 100_000)}
 JSON, PICTURE, ANIMATION = "toy.json", "toy.png", "toy.gif"
 PAPER = {  # the mean sigma^2 of certain and of confusing points in appendix A.2, and the goal for their ratio
     "csd": (1.68, 3.05, Goal("ratio", 1.82, "confusing points have larger variances")),
@@ -41,7 +39,7 @@ Numbers = Mapping[str, Sequence[float]]  # the values of each number, one per se
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    args = _arguments(argv)
+    args = parser().parse_args(sys.argv[1:] if argv is None else argv)
     check_folder(args.out, "--out")
     for name in (JSON, PICTURE, ANIMATION):
         if (args.out / name).is_dir():
@@ -66,26 +64,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(args.out / name)
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {NAME}", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def parser() -> CommandParser:
+    """Return the parser of the flags."""
+    parser = CommandParser(f"python -m {NAME}", __doc__)
+    parser.add_argument("--epochs", type=number(int, 1), default=500, help="steps, each of a batch of 128 points (500)")
+    parser.add_argument(  # fewer points would not be confusing
+        "--per-class", type=number(int, 10, 100_000), default=500, help="points of each of the three classes (500)"
     )
-    parser.add_argument("--epochs", type=int, default=500, help="steps, each of a batch of 128 points (500)")
-    parser.add_argument("--per-class", type=int, default=500, help="points of each of the three classes (500)")
-    parser.add_argument("--seed", type=int, default=0, help="first random seed of points and training (0)")
-    parser.add_argument("--seeds", type=int, default=5, help="number of seeds (5)")
+    parser.add_argument(
+        "--seed", type=number(int, 0, 2**62), default=0, help="first random seed of points and training (0)"
+    )
+    parser.add_argument("--seeds", type=number(int, 1, 10_000), default=5, help="number of seeds (5)")
     parser.add_argument("--fixed-scale", action="store_true", help="do not train a and b of the matching logit")
     parser.add_argument("--fixed-labels", action="store_true", help="draw the class of confusing points only once")
     parser.add_argument("--out", type=Path, default=Path("pcmepp-toy"), help="output folder (pcmepp-toy)")
-    args = parser.parse_args(argv)
-    for name, (least, most) in BOUNDS.items():
-        value = vars(args)[name]
-        if value < least:
-            why = ", so that some of the points are confusing" if name == "per_class" else ""
-            raise ValueError(f"{flag_of(name)} must be at least {least}{why}, not {value}.")
-        if most is not None and value > most:
-            raise ValueError(f"{flag_of(name)} must be at most {most}, not {value}.")
-    return args
+    return parser
 
 
 def train_all(settings: Settings, seeds: Sequence[int]) -> dict[str, list[History]]:

@@ -240,12 +240,12 @@ def test_the_flags_reach_the_settings(tmp_path):
     "flags, words",
     [
         (["--epochs", "0"], "--epochs must be at least 1"),
-        (["--seeds", "0"], "--seeds must be at least 1"),
-        (["--seed", "-1"], "--seed must be at least 0"),
-        (["--seed", "18446744073709551616"], "--seed must be at most"),
-        (["--seeds", "1000000000000"], "--seeds must be at most"),
-        (["--per-class", "9"], "--per-class must be at least 10, so that"),
-        (["--per-class", "100000000000"], "--per-class must be at most"),
+        (["--seeds", "0"], "--seeds must be between 1 and 10000, not 0"),
+        (["--seed", "-1"], "--seed must be between 0"),
+        (["--seed", "18446744073709551616"], "--seed must be between 0"),
+        (["--seeds", "1000000000000"], "--seeds must be between 1"),
+        (["--per-class", "9"], "--per-class must be between 10"),
+        (["--per-class", "100000000000"], "--per-class must be between 10"),
         (["--out", "/dev/null/x"], "--out /dev/null/x cannot be written to"),
     ],
 )

@@ -1,20 +1,17 @@
 """A Hugging Face Hub of one's own, on 127.0.0.1: what huggingface_hub asks for, and failures on demand.
 
-    python tests/support/hub_server.py ROOT [--port PORT] [--token TOKEN]      # until interrupted
-
     with Hub(tmp_path, token="hf_fake") as hub:                        # in a test; `hub.env()` for a subprocess
         api = HfApi(endpoint=hub.url, token="hf_fake")
         hub.fail("/_lfs/", status=503, headers={"Retry-After": "1"}, times=2)
         api.upload_folder(...)
         assert [r.status for r in hub.requests if r.path.startswith("/_lfs/")] == [503, 503, 200]
 
-Served: whoami, auth-check, create and delete a repo, validate-yaml, preupload, LFS basic transfer, commit, pull
-requests, branches, tags, repo info, refs, tree, paths-info, resolve (HEAD, GET, Range); a quota, and a second token
-that may only read. Not modelled: Xet (clients need HF_HUB_DISABLE_XET=1), discussions, gating, redirects to a CDN.
+Served: auth-check, create a repo, validate-yaml, preupload, LFS basic transfer, commits that add files, pull requests,
+branches, tags, repo info, refs, the whole tree, resolve (HEAD, GET, Range); a quota, and a second token that may only
+read. Not modelled: Xet (clients need HF_HUB_DISABLE_XET=1), deletions, discussions, gating, redirects to a CDN.
 Standard library only. Repos outlive the server: they are files under ROOT.
 """
 
-import argparse
 import base64
 import contextlib
 import hashlib
@@ -81,10 +78,6 @@ class Store:
         self.save(kind, repo_id, repo)
         return repo
 
-    def delete(self, kind: str, repo_id: str) -> None:
-        self.load(kind, repo_id)
-        self._file(kind, repo_id).unlink()
-
     def commit(self, repo: dict, branch: str, tree: dict, title: str) -> str:
         parent = repo["refs"].get(branch)
         commit = hashlib.sha1(json.dumps([parent, tree, title, time.time()]).encode()).hexdigest()
@@ -133,11 +126,9 @@ class Failure:
     Arguments:
         pattern, method: which requests.
         status, headers, message: answer with that status instead of serving the request.
-        cut_after: serve it, but close the connection after that many bytes of the answer's body.
         cut_upload_after: close the connection after that many bytes of the request's body.
         lose_answer: do what is asked, then close the connection without an answer.
         delay: seconds to wait before anything else.
-        rate: bytes a second of the answer's body.
         upload_rate: bytes a second of the request's body.
         times: that many requests fail, then all is well; None for always.
     """
@@ -147,11 +138,9 @@ class Failure:
     status: int | None = None
     headers: dict[str, str] = field(default_factory=dict)
     message: str = "this failure was asked for"
-    cut_after: int | None = None
     cut_upload_after: int | None = None
     lose_answer: bool = False
     delay: float = 0.0
-    rate: float | None = None
     upload_rate: float | None = None
     times: int | None = None
     hits: int = 0
@@ -252,7 +241,7 @@ class Hub:
             entry = self.store.put(content)
             return self.store.lfs(entry["sha256"]) if _is_lfs(name, len(content)) else entry
         with content.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _sha(file)
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         if not self.store.blob(sha256).exists():
             os.link(content, self.store.blob(sha256))
         return self.store.lfs(sha256)
@@ -281,13 +270,6 @@ class Hub:
                     failure.hits += 1
                     return failure
         return None
-
-
-def _sha(file) -> str:
-    digest = hashlib.sha256()
-    while block := file.read(CHUNK):
-        digest.update(block)
-    return digest.hexdigest()
 
 
 class _Server(ThreadingHTTPServer):
@@ -336,7 +318,7 @@ class _Handler(BaseHTTPRequestHandler):
             with self.hub.lock:
                 self.hub.requests.append(Request(self.command, self.path, self.status, dict(self.headers)))
 
-    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = _serve
+    do_GET = do_HEAD = do_POST = do_PUT = _serve
 
     def _body(self) -> Iterator[bytes]:
         """The request's body, by Content-Length or chunked."""
@@ -375,8 +357,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(status, {"Content-Type": "application/json", **(headers or {})}, len(data), iter([data]))
 
     def _answer(self, status: int, headers: dict, size: int, blocks: Iterator[bytes]) -> None:
-        failure = self.failure
-        if failure and failure.lose_answer:
+        if self.failure and self.failure.lose_answer:
             raise _Cut
         self.status = status
         self.send_response(status)
@@ -385,20 +366,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return
-        left = size if not failure or failure.cut_after is None else min(size, failure.cut_after)
         for block in blocks:
-            self._send(block[:left], failure.rate if failure else None)
-            left -= min(len(block), left)
-            if left == 0 and failure and failure.cut_after is not None:
-                raise _Cut
-
-    def _send(self, data: bytes, rate: float | None) -> None:
-        step = len(data) if rate is None else max(1, int(rate / 20))
-        for start in range(0, len(data), step or 1):
-            self.wfile.write(data[start : start + step])
-            if rate is not None:
-                self.wfile.flush()
-                time.sleep(step / rate)
+            self.wfile.write(block)
 
     # What the Hub does. A route's arguments are the groups of its pattern.
 
@@ -421,34 +390,20 @@ class _Handler(BaseHTTPRequestHandler):
         self._authorise(write=bool(write))
         self._json({})
 
-    def whoami(self) -> None:
-        self._authorise(write=False)
-        access = {"type": "access_token", "accessToken": {"displayName": "test", "role": "write"}}
-        self._json({"type": "user", "id": "0", "name": "me", "fullname": "me", "orgs": [], "auth": access})
-
     def validate_yaml(self) -> None:
         self._read()
         self._json({"errors": [], "warnings": []})
 
-    def _named_in_body(self) -> tuple[str, str, dict]:
+    def create(self) -> None:
         body = self._json_body()
         self._authorise()
-        return body.get("type", "model") + "s", f"{body.get('organization') or 'me'}/{body['name']}", body
-
-    def create(self) -> None:
-        kind, repo_id, body = self._named_in_body()
+        kind, repo_id = body.get("type", "model") + "s", f"{body.get('organization') or 'me'}/{body['name']}"
         url = f"{self.hub.url}/{'' if kind == 'models' else kind + '/'}{repo_id}"
         with self.hub.lock:
             if self.hub.store.exists(kind, repo_id):
                 return self._json({"error": "You already created this repo", "url": url}, 409)
             self.hub.store.create(kind, repo_id, private=body.get("visibility") == "private")
         self._json({"url": url, "name": repo_id, "id": repo_id})
-
-    def delete(self) -> None:
-        kind, repo_id, _ = self._named_in_body()
-        with self.hub.lock:
-            self.hub.store.delete(kind, repo_id)
-        self._json({})
 
     def preupload(self, kind: str, repo_id: str, revision: str) -> None:
         wanted = self._json_body()["files"]
@@ -525,11 +480,6 @@ class _Handler(BaseHTTPRequestHandler):
                     if not store.blob(value["oid"]).exists():
                         raise HubError(400, f"LFS object {value['oid']} was not uploaded")
                     tree[value["path"]] = store.lfs(value["oid"])
-                elif what == "deletedFile":
-                    tree.pop(value["path"], None)
-                elif what == "deletedFolder":
-                    folder = value["path"].rstrip("/") + "/"
-                    tree = {path: entry for path, entry in tree.items() if not path.startswith(folder)}
             commit = store.commit(repo, branch, tree, title)
             store.save(kind, repo_id, repo)
         url = f"{self.hub.url}/{repo_id}/commit/{commit}"
@@ -561,25 +511,9 @@ class _Handler(BaseHTTPRequestHandler):
         tags = listed(repo["tags"], "refs/tags")
         self._json({"branches": listed(branches, "refs/heads"), "tags": tags, "converts": []})
 
-    def list_tree(self, kind: str, repo_id: str, revision: str, folder: str | None) -> None:
+    def list_tree(self, kind: str, repo_id: str, revision: str) -> None:
         _, tree = self.hub.store.tree(self._repo(kind, repo_id), revision)
-        prefix = folder + "/" if folder else ""
-        inside = {path: entry for path, entry in sorted(tree.items()) if path.startswith(prefix)}
-        if prefix and not inside:
-            raise HubError(404, "no such folder", "EntryNotFound")
-        if self.query.get("recursive", ["false"])[0].lower() in ("true", "1"):
-            return self._json([_info(path, entry) for path, entry in inside.items()])
-        rest = {path: path[len(prefix) :] for path in inside}
-        folders = sorted({prefix + name.split("/")[0] for name in rest.values() if "/" in name})
-        listing = [{"type": "directory", "path": path, "oid": "0" * 40, "size": 0} for path in folders]
-        self._json(listing + [_info(path, entry) for path, entry in inside.items() if "/" not in rest[path]])
-
-    def paths_info(self, kind: str, repo_id: str, revision: str) -> None:
-        body = self._read()
-        is_json = "json" in self.headers.get("Content-Type", "")
-        wanted = json.loads(body)["paths"] if is_json else parse_qs(body.decode())["paths"]
-        _, tree = self.hub.store.tree(self._repo(kind, repo_id), revision)
-        self._json([_info(path, tree[path]) for path in wanted if path in tree])
+        self._json([_info(path, entry) for path, entry in sorted(tree.items())])
 
     def info(self, kind: str, repo_id: str, revision: str | None) -> None:
         repo = self._repo(kind, repo_id)
@@ -618,10 +552,8 @@ class _Handler(BaseHTTPRequestHandler):
 _REPO = r"/api/(models|datasets|spaces)/([^/]+(?:/[^/]+)?)"  # the oldest repos, such as roberta-base, are nobody's
 _PAGE = r"/(?:(datasets|spaces)/)?([^/]+(?:/[^/]+)?)"
 ROUTES = [
-    ("GET", r"/api/whoami-v2", "whoami"),
     ("POST", r"/api/validate-yaml", "validate_yaml"),
     ("POST", r"/api/repos/create", "create"),
-    ("DELETE", r"/api/repos/delete", "delete"),
     ("POST", _REPO + r"/preupload/([^/]+)", "preupload"),
     ("POST", _PAGE + r"\.git/info/lfs/objects/batch", "lfs_batch"),
     ("PUT", r"/_lfs/([0-9a-f]{64})", "lfs_upload"),
@@ -631,24 +563,7 @@ ROUTES = [
     ("POST", _REPO + r"/tag/([^/]+)", "tag"),
     ("GET", _REPO + r"/auth-check(/write)?", "auth_check"),
     ("GET", _REPO + r"/refs", "refs"),
-    ("GET", _REPO + r"/tree/([^/]+)(?:/(.+))?", "list_tree"),
-    ("POST", _REPO + r"/paths-info/([^/]+)", "paths_info"),
+    ("GET", _REPO + r"/tree/([^/]+)", "list_tree"),
     ("GET", _REPO + r"(?:/revision/([^/]+))?", "info"),
     ("GET HEAD", _PAGE + r"/(?:resolve|raw)/([^/]+)/(.+)", "resolve"),
 ]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="A Hugging Face Hub on 127.0.0.1, for tests.")
-    parser.add_argument("root", type=Path, help="the folder of its repos")
-    parser.add_argument("--port", type=int, default=0, help="default: a free one")
-    parser.add_argument("--token", help="what clients must present to write")
-    args = parser.parse_args()
-    hub = Hub(args.root, args.token, args.port)
-    print(hub.url, flush=True)
-    with contextlib.suppress(KeyboardInterrupt):
-        hub.serve_forever()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,9 @@
-"""One rank of the exactness tests: `python rank_worker.py RANK FOLDER`. Runs each case of FOLDER/cases.json with the
-first `world` ranks, one step of the training loop each, and leaves rank 0's loss, gradients and diagnostics
-there."""
+"""One rank of the exactness tests, by `ranks.py` or `python rank_worker.py RANK FOLDER`. Runs each case of
+FOLDER/cases.json with the first `world` ranks, one step of the training loop each, and leaves rank 0's loss, gradients
+and diagnostics there."""
 
 import json
+import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -117,11 +118,16 @@ def one_step(case, rank, folder):
         dist.destroy_process_group()
 
 
-if __name__ == "__main__":
+def main(argv):
     import own_terms  # noqa: F401  registers a distance
 
     torch.set_num_threads(1)
-    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    rank, folder = int(os.environ["RANK"]), Path(argv[0])
     for case in json.loads((folder / "cases.json").read_text()):
         if rank < case["world"]:
             one_step(case, rank, folder)
+
+
+if __name__ == "__main__":
+    os.environ["RANK"] = sys.argv[1]
+    main(sys.argv[2:])
