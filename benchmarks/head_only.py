@@ -69,7 +69,7 @@ def rows() -> Iterator[Row]:
         cache = Path(folder) / "tokens"
         cache.mkdir()
         towers = tokens.Towers(model, open_clip.get_model_config(MODEL), "fp32")
-        cached = tokens.train_data(cache, spec, towers, for_validation, 0, tokenizer, token_pass.Alone())
+        cached = tokens.train_data(cache, spec, towers, for_validation, 0, tokenizer, token_pass.Ranks())
         size = sum(path.stat().st_size for path in cache.iterdir()) / (SHARDS * SAMPLES)
         ours: list[float] = []
         theirs: list[float] = []

@@ -23,12 +23,12 @@ COMMANDS = {  # name: (the function that makes its parser without torch, the mod
     ),
     "bank": (
         "commands.bank:bank_parser",
-        "ambiguity.bank_command",
+        "ambiguity.commands:make_bank",
         "make the bank of reference pairs that tells what the model confuses",
     ),
     "calibrate": (
         "commands.bank:calibrate_parser",
-        "ambiguity.calibrate_command",
+        "ambiguity.commands:calibrate",
         "fit the probability that an image and a text match",
     ),
     "demo": (
@@ -89,7 +89,8 @@ def run(argv: list[str]) -> int:
             args = pkgutil.resolve_name(f"{__package__}.{parser}")().parse_args(args)
         if argv[0] != "data":
             from . import plugin  # noqa: F401  registers the models
-        return importlib.import_module(f"{__package__}.{module}").main(args) or 0
+        name, _, function = module.partition(":")
+        return getattr(importlib.import_module(f"{__package__}.{name}"), function or "main")(args) or 0
     except (ValueError, RunFailed) as error:
         print(f"pcmepp {argv[0]}: {printable(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1

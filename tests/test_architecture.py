@@ -21,7 +21,7 @@ EVALUATORS = tuple(
     f"evaluation.{name}"
     for name in (
         *("retrieval", "coco", "conformal", "zeroshot", "bprw"),
-        *("uncertainty", "levels", "failure", "neighbours", "vagueness", "pairs", "correspondence", "tsne"),
+        *("uncertainty", "levels", "failure", "neighbours", "vagueness", "pairs", "correspondence"),
     )
 )
 NOT_MATHS = ("argparse", "pathlib", "os", "io", "json", "shutil", "tempfile", "open_clip", "open_clip_train")

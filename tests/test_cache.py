@@ -63,12 +63,12 @@ def load(folder, shards, model, preprocess, *flags, ranks=None, precision="fp32"
     spec = data.resolve(data.DataFlags.from_args(arguments(shards, *flags, **values)))
     towers = tokens.Towers(model, open_clip.get_model_config(MODEL), precision)
     tokenizer = tokenizer or open_clip.get_tokenizer(MODEL)
-    return tokens.train_data(folder, spec, towers, preprocess, 0, tokenizer, ranks or token_pass.Alone())
+    return tokens.train_data(folder, spec, towers, preprocess, 0, tokenizer, ranks or token_pass.Ranks())
 
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory, shards, model, preprocess):
-    return load(tmp_path_factory.mktemp("tokens"), shards, model, preprocess).dataloader._loader.dataset.rows
+    return load(tmp_path_factory.mktemp("tokens"), shards, model, preprocess).dataloader._loader.dataset
 
 
 def loader(rows, *, epoch=0, first=0, samples=None, world=1, rank=0, batch=4, seed=0, workers=0):
@@ -246,7 +246,7 @@ def test_a_complete_cache_is_used_as_it_is(tmp_path, shards, model, preprocess, 
     assert times(tmp_path / "c") == before and "Using the cache" in caplog.text
 
 
-class StopsAfter(token_pass.Alone):
+class StopsAfter(token_pass.Ranks):
     """Is asked to stop after so many batches."""
 
     def __init__(self, batches):

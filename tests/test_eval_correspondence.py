@@ -19,7 +19,7 @@ from sklearn.metrics import roc_auc_score
 
 from pcmepp_openclip import DISTANCES, Gaussian, cli
 from pcmepp_openclip.data.noise import exchange
-from pcmepp_openclip.encode.load import other_noise
+from pcmepp_openclip.encode.load import LoadedModel, other_noise
 from pcmepp_openclip.evaluation import correspondence
 from pcmepp_openclip.evaluation.columns import EvaluatedModel
 from pcmepp_openclip.evaluation.datasets import read_noisy_pairs
@@ -193,7 +193,7 @@ def test_the_matching_logit_is_that_of_the_training(weights, expected, tmp_path)
     """The match probability of PCME has a and b inside, and InfoNCE trains neither of them."""
     cfg = {"head_layers": 1, "init_logvar_bias": -5.0, "init_match_scale": 3.0, **weights}
     model = open_clip.create_model("PCMEpp-tiny", pcmepp_cfg=cfg)
-    encoder = EvaluatedModel(model, None, None, probabilistic=True, cache=tmp_path)
+    encoder = EvaluatedModel(LoadedModel("PCMEpp-tiny", None, model, None, None, True, "cpu"), tmp_path)
     kind, scaled = expected
     matching = _matching(encoder)
     assert encoder.distance == kind

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 
 from pcmepp_openclip.data.captioned import locate_samples
 from pcmepp_openclip.encode import encode
-from pcmepp_openclip.encode import images as image_loader
 from pcmepp_openclip.encode.encode import Encoder
+from pcmepp_openclip.encode.load import LoadedModel
 from pcmepp_openclip.encode.store import Store
 
 CHUNK, BATCH = 16, 5
@@ -82,7 +82,7 @@ def encoder(parts, tmp_path):
 
 
 def make_encoder(parts, cache, **settings):
-    return Encoder(*parts, True, cache, batch_size=BATCH, **settings)
+    return Encoder(LoadedModel("PCMEpp-tiny", None, *parts, True, "cpu"), cache, batch_size=BATCH, **settings)
 
 
 def obvious(parts, crops=None):
@@ -90,7 +90,7 @@ def obvious(parts, crops=None):
     model, preprocess, _ = parts
     pixels = [preprocess(Image.open(io.BytesIO(png(scene)))) for scene in SCENES[:COUNT]]
     if crops is not None:
-        pixels = [image_loader.centre_crop(image, crop) for image, crop in zip(pixels, crops, strict=True)]
+        pixels = [encode.centre_crop(image, crop) for image, crop in zip(pixels, crops, strict=True)]
     means, logvars = [], []
     for start in range(0, COUNT, CHUNK):
         chunk = pixels[start : start + CHUNK]
@@ -107,7 +107,7 @@ class Counted:
 
     def __init__(self, monkeypatch):
         self.loaders, self.starts, start = [], [], mp.Process.start
-        monkeypatch.setattr(image_loader, "DataLoader", self.make)
+        monkeypatch.setattr(encode, "DataLoader", self.make)
         monkeypatch.setattr(mp.Process, "start", lambda process: self.starts.append(process.name) or start(process))
 
     def make(self, *args, **kwargs):
@@ -197,10 +197,10 @@ def test_one_copy_per_chunk(encoder, places, monkeypatch):
 
 def test_pinned_memory_on_cuda_alone(places, parts, monkeypatch):
     made = []
-    monkeypatch.setattr(image_loader, "DataLoader", lambda *args, **kwargs: made.append(kwargs) or [])
-    data = image_loader.ImageDataset(places, parts[1])
+    monkeypatch.setattr(encode, "DataLoader", lambda *args, **kwargs: made.append(kwargs) or [])
+    data = encode.ImageDataset(places, parts[1])
     for device in ("cpu", "cuda", "cuda:1"):
-        list(image_loader.image_batches(data, [[0]], 0, device))
+        list(encode.image_batches(data, [[0]], 0, device))
     assert [kwargs["pin_memory"] for kwargs in made] == [False, True, True]
 
 

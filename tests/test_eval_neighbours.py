@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from sklearn.metrics import roc_auc_score
 
 from pcmepp_openclip import Gaussian
-from pcmepp_openclip.encode.images import centre_crop
+from pcmepp_openclip.encode.encode import centre_crop
 from pcmepp_openclip.evaluation.metric import as_dict
 from pcmepp_openclip.evaluation.neighbours import CROPS, crop_ratios, crops, nearest_other, neighbours
 
@@ -42,17 +42,15 @@ def test_the_nearest_other_image(chunk):
 def test_r_auroc_against_a_loop():
     images, labels = case()
     right = [labels[j] == labels[i] for i, j in enumerate(slow_nearest_other(images.mean))]
-    got = as_dict(neighbours(images, labels))
+    bank_N = images.mean[:, 0]
+    got = as_dict(neighbours(images, labels, {"": images.uncertainty, "bank": bank_N}))
     assert got["images/neighbour_R@1/hits_of_all"] == pytest.approx(sum(right) / len(right)) and 0 < sum(right) < 70
     uncertainty = images.logvar.exp().sum(dim=1)
     assert got["images/neighbour_R@1/R-AUROC"] == pytest.approx(roc_auc_score(right, -uncertainty))
     assert got["images/neighbour_R@1/R-AUROC"] > 0.6
     assert "images/neighbour_R@1/max_cosine/R-AUROC" in got
-    plain = as_dict(neighbours(images, labels, probabilistic=False))
-    assert set(got) - set(plain) == {"images/neighbour_R@1/R-AUROC"}
-    more = as_dict(neighbours(images, labels, probabilistic=False, others={"bank": images.mean[:, 0]}))
-    assert set(more) - set(plain) == {"images/neighbour_R@1/bank/R-AUROC"}
-    assert more["images/neighbour_R@1/bank/R-AUROC"] == pytest.approx(roc_auc_score(right, -images.mean[:, 0]))
+    assert got["images/neighbour_R@1/bank/R-AUROC"] == pytest.approx(roc_auc_score(right, -bank_N))
+    assert len(got) == 4 and len(as_dict(neighbours(images, labels, {}))) == 2
 
 
 def test_the_same_image_twice_is_its_own_neighbour_and_no_image_is():
@@ -60,13 +58,13 @@ def test_the_same_image_twice_is_its_own_neighbour_and_no_image_is():
     twice = Gaussian(torch.cat([images.mean, images.mean]), torch.cat([images.logvar, images.logvar]))
     index, cosine = nearest_other(twice)
     assert index.tolist() == [(i + 12) % 24 for i in range(24)] and torch.allclose(cosine, torch.ones(24))
-    assert as_dict(neighbours(twice, labels + labels))["images/neighbour_R@1/hits_of_all"] == 1
+    assert as_dict(neighbours(twice, labels + labels, {}))["images/neighbour_R@1/hits_of_all"] == 1
 
 
 def test_of_equally_near_images_one_is_drawn():
     """All images at one point, of two classes in turn: as often right as by chance."""
     images = Gaussian(F.normalize(torch.ones(200, 4), dim=-1), torch.zeros(200, 4))
-    got = as_dict(neighbours(images, [i % 2 for i in range(200)]))
+    got = as_dict(neighbours(images, [i % 2 for i in range(200)], {"": images.uncertainty}))
     assert 0.3 < got["images/neighbour_R@1/hits_of_all"] < 0.7
     assert got["images/neighbour_R@1/R-AUROC"] == 0.5
 
@@ -74,17 +72,15 @@ def test_of_equally_near_images_one_is_drawn():
 @pytest.mark.parametrize("labels", [[0] * 12, list(range(12)), [3]])
 def test_without_right_or_wrong_neighbours_there_is_no_auroc(labels):
     images, _ = case(len(labels))
-    got = as_dict(neighbours(images, labels))
+    got = as_dict(neighbours(images, labels, {"": images.uncertainty}))
     assert math.isnan(got["images/neighbour_R@1/R-AUROC"])
     expected = math.nan if len(labels) == 1 else float(labels == [0] * 12)
     assert got["images/neighbour_R@1/hits_of_all"] == pytest.approx(expected, nan_ok=True)
 
 
 def test_crops():
-    got = as_dict(crops(torch.tensor([1.0, 2, 3, 4]), torch.tensor([2.0, 2, 2, 5])))
-    assert got == {"images/cropped_has_bigger_uncertainty": 0.5}
-    got = as_dict(crops(torch.tensor([1.0, 2]), torch.tensor([2.0, 3]), "bank"))
-    assert got == {"images/bank/cropped_has_bigger_uncertainty": 1}
+    got = crops(torch.tensor([1.0, 2, 3, 4]), torch.tensor([2.0, 2, 2, 5]))
+    assert as_dict([got]) == {"cropped_has_bigger_uncertainty": 0.5}
     ratios = crop_ratios(1000)
     assert ratios == crop_ratios(1000) and CROPS[0] <= min(ratios) < 0.12 and 0.73 < max(ratios) <= CROPS[1]
 

@@ -18,8 +18,8 @@ from pcmepp_openclip import cli
 from pcmepp_openclip.data.captioned import Captioned
 from pcmepp_openclip.distances import CSD
 from pcmepp_openclip.encode.load import recorded_history
-from pcmepp_openclip.evaluation import pictures, tsne
-from pcmepp_openclip.evaluation.pictures import examples, extremes
+from pcmepp_openclip.evaluation import pictures
+from pcmepp_openclip.evaluation.pictures import extremes, retrieved_items
 from pcmepp_openclip.evaluation.tasks import CaptionedGaussians
 from pcmepp_openclip.gaussian import Gaussian
 from pcmepp_openclip.reports import curves
@@ -52,12 +52,8 @@ def test_equal_captions_count_once():
 def test_what_examples_find_against_a_sort():
     query, gallery = gaussian(9), gaussian(30, seed=1)
     distance = slow_distances(query.mean, gallery.mean, query.logvar, gallery.logvar)
-    shown = examples(query.uncertainty, [7, 2], query, gallery, CSD(), 4)
-    assert [example.query for example in shown] == [7, 2]
-    for example in shown:
-        assert example.retrieved == sorted(range(30), key=lambda j: distance[example.query, j].item())[:4]
-        assert example.uncertainty == pytest.approx(query.logvar[example.query].exp().sum().item())
-    assert examples(query.uncertainty, [], query, gallery, CSD(), 4) == []
+    expected = [sorted(range(30), key=lambda j: distance[i, j].item())[:4] for i in (7, 2)]
+    assert retrieved_items([7, 2], query, gallery, CSD(), 4) == expected
 
 
 def test_pairs_and_known_matches_fit():
@@ -66,7 +62,7 @@ def test_pairs_and_known_matches_fit():
     matches = {(i, j) for j, images in enumerate(known) for i in images}
     for images_of_caption, expected in ((None, pairs), (known, matches)):
         data = Captioned([], ["a", "b", "c"], own, images_of_caption=images_of_caption)
-        encoded = CaptionedGaussians(data, gaussian(2), gaussian(3), True, [], [])
+        encoded = CaptionedGaussians(None, data, gaussian(2), None, [], gaussian(3), [], {})
         assert {(i, j) for i in range(2) for j in range(3) if encoded.fits(i, j)} == expected
 
 
@@ -74,9 +70,9 @@ def test_pairs_and_known_matches_fit():
 
 
 def test_the_plane_holds_the_chosen_images_and_all_their_captions(monkeypatch):
-    monkeypatch.setattr(tsne, "BACKGROUND", 3)
+    monkeypatch.setattr(pictures, "BACKGROUND", 3)
     images, texts, own = gaussian(10).mean, gaussian(30, seed=1).mean, [i // 3 for i in range(30)]
-    plane, again, other = (tsne.place(images, texts, own, 4, seed) for seed in (0, 0, 1))
+    plane, again, other = (pictures.place(images, texts, own, 4, seed) for seed in (0, 0, 1))
     assert plane.shown == 4 and len(set(plane.images)) == 7
     assert plane.captions == [j for j in range(30) if own[j] in plane.images] and len(plane.captions) == 21
     assert plane.image_I2.shape == (7, 2) and plane.caption_J2.shape == (21, 2)
@@ -86,13 +82,13 @@ def test_the_plane_holds_the_chosen_images_and_all_their_captions(monkeypatch):
 def test_neighbours_stay_together():
     """Captions that equal their images: each lies nearest to its own."""
     images = gaussian(12, dim=16).mean
-    plane = tsne.place(images, images + 0.001, list(range(12)), 12)
+    plane = pictures.place(images, images + 0.001, list(range(12)), 12)
     nearest = torch.cdist(plane.image_I2, plane.caption_J2).argmin(dim=1).tolist()
     assert sum(plane.captions[j] == i for i, j in zip(plane.images, nearest, strict=True)) >= 10
 
 
 def test_the_plane_of_two_pairs():
-    plane = tsne.place(gaussian(2).mean, gaussian(2, seed=1).mean, [0, 1], 50)
+    plane = pictures.place(gaussian(2).mean, gaussian(2, seed=1).mean, [0, 1], 50)
     assert plane.shown == 2 and plane.image_I2.isfinite().all()
 
 
@@ -108,7 +104,7 @@ def test_areas_are_linear_in_the_uncertainty():
 def test_what_the_plane_draws():
     """Two images in colour with their captions, joined by lines, and the rest in grey."""
     own = [0, 0, 1, 1, 2, 2]
-    plane = tsne.Plane([1, 0, 2], list(range(6)), 2, torch.arange(6.0).view(3, 2), torch.arange(12.0).view(6, 2))
+    plane = pictures.Plane([1, 0, 2], list(range(6)), 2, torch.arange(6.0).view(3, 2), torch.arange(12.0).view(6, 2))
     figure = pictures.draw_plane(plane, own, torch.tensor([1.0, 3.0, 9.0]), torch.arange(6.0))
     (axes,) = figure.axes
     assert len(axes.lines) == 4

@@ -197,7 +197,7 @@ def test_hits(case):
 
 def test_coco_through_the_package(case):
     """The package's own annotations of 30 images: its COCO 1K wants whole rankings, which is slow."""
-    package = coco.load_eccv_caption()
+    package = coco.load_eccv_caption.__wrapped__()
     ids = [int(i) for i in package.coco_ids]
     image_of = {caption: images[0] for caption, images in package.coco_gts["t2i"].items()}
     annotated = list(package.eccv_gts["i2t"])[:30]

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from benchmarks.fake_cuda import fake_cuda, fused_attention, to_cuda
 from pcmepp_openclip.encode import encode
+from pcmepp_openclip.encode.load import LoadedModel
 
 TINY = "PCMEpp-tiny"
 # Where a logged step may wait: for the loss and for the diagnostics.
@@ -186,7 +187,7 @@ def test_a_planted_wait_is_found_in_validation(tmp_path):
 def encoded(folder, model, precision, hook=None):
     """What waits while `pcmepp eval` encodes a batch of images and one of texts."""
     built = build(model, "fp32", hook)
-    encoder = encode.Encoder(built, None, None, True, folder, device="cuda", precision=precision)
+    encoder = encode.Encoder(LoadedModel("", None, built, None, None, True, "cuda"), folder, precision)
     images, texts = torch.empty(4, 3, *built.visual.image_size), torch.zeros(4, 16, dtype=torch.long)
     with HostWaits(ANSWERS) as waits:
         for batch, kind in ((images, "image"), (texts, "text")):

@@ -21,7 +21,8 @@ from safetensors.torch import load_file, save_file
 
 import pcmepp_openclip
 from pcmepp_openclip import Gaussian, ImageTextModel
-from pcmepp_openclip.ambiguity import Bank, scores
+from pcmepp_openclip.ambiguity import Bank
+from pcmepp_openclip.ambiguity.model import SCORES
 from pcmepp_openclip.ambiguity.store import BANK_FILE, CALIBRATION_FILE, save_bank
 from pcmepp_openclip.data.captioned import image_file
 from pcmepp_openclip.encode.encode import Encoder
@@ -122,7 +123,7 @@ def test_one_image_a_batch_of_pixels_and_what_is_encoded_already(models):
     torch.testing.assert_close(model.encode_texts(TEXTS[0]).mean, texts.mean[:1])
     pixels = torch.stack([model.preprocess(image) for image in IMAGES])
     assert torch.equal(model.encode_images(pixels).mean, images.mean)
-    for score in scores.SCORES:
+    for score in SCORES:
         assert torch.equal(model.similarity(images, texts, score), model.similarity(IMAGES, TEXTS, score))
     assert torch.equal(model.confusion(texts=texts), model.confusion(texts=TEXTS))
 
@@ -149,7 +150,7 @@ def test_images_are_decoded_as_in_evaluation(models, kind, tmp_path):
     model, paths = models["pcmepp"], [tmp_path / f"{i}.png" for i in range(3)]
     for i, path in enumerate(paths):
         as_file(IMAGES[i].resize((150, 100)), kind, path)  # another size, in which the preprocessing resizes
-    encoder = Encoder(model.model, model.preprocess, model.tokenizer, True, tmp_path)
+    encoder = Encoder(load_model(model.name), tmp_path)
     expected = encoder.images([image_file(path) for path in paths])
     found = model.encode_images([Image.open(path) for path in paths])
     torch.testing.assert_close(found.mean, expected.mean, rtol=1e-5, atol=1e-5)
@@ -196,14 +197,6 @@ def test_vagueness_is_the_variance_and_warns_where_it_was_trained_by_matching(mo
     with warnings.catch_warnings(), mock.patch.object(model.model, "pcmepp_cfg", trained):
         warnings.simplefilter("error")
         assert torch.equal(model.vagueness(images=IMAGES), model.encode_images(IMAGES).uncertainty)
-
-
-def test_the_old_names_say_what_to_ask(models):
-    with pytest.raises(AttributeError, match=r"confusion .* multiplicity .* vagueness"):
-        models["pcmepp-bank"].ambiguity(texts=TEXTS)
-    for name in ("entropy", "share"):
-        with pytest.raises(AttributeError, match=f"{name}.*confusion.*multiplicity"):
-            getattr(models["pcmepp-bank"].bank, name)
 
 
 @pytest.mark.parametrize("name", ["pcmepp-bank", "plain-bank"])

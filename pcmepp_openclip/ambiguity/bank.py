@@ -28,7 +28,6 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -105,14 +104,6 @@ class Bank:
 
     def __len__(self) -> int:
         return len(self.images_BD)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("entropy", "share"):
-            raise AttributeError(
-                f"Bank.{name} is two questions now: confusion, among how many items the model confuses a query, and "
-                "multiplicity, how many items the query is true of."
-            )
-        raise AttributeError(f"A Bank has no attribute {name!r}.")
 
     def to(self, device: torch.device | str) -> "Bank":
         return Bank(self.images_BD.to(device), self.texts_BD.to(device), self.scale)

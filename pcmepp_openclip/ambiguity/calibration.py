@@ -12,6 +12,7 @@ another collection, the shift alone was better than the offsets of a bank.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..distances import Cosine
 from ..gaussian import Gaussian
 from .bank import IMAGES, TEXTS, Bank, fitted_shift
 
@@ -97,6 +99,13 @@ def pair_offsets(images: Gaussian, texts: Gaussian, scale: float, bank: Bank | N
     return bank.hubness(images.mean, IMAGES), bank.hubness(texts.mean, TEXTS)
 
 
+def calibration_inputs(
+    images: Gaussian, texts: Gaussian, scale: float, bank: Bank | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the inputs of a `Calibration`: s cos [N, M], and the offsets of the images [N] and of the texts [M]."""
+    return scale * (1 - Cosine().matrix(images, texts)), *pair_offsets(images, texts, scale, bank)
+
+
 def fit(
     logit_NM: Tensor, image_N: Tensor, text_M: Tensor, image_of_text: Tensor, estimator: str = "bank"
 ) -> Calibration:
@@ -107,35 +116,38 @@ def fit(
         logit_NM, image_N, text_M: see `Calibration.logits`.
         image_of_text: the image that each caption was written for, [M].
     """
-    images = torch.arange(len(image_N))
-    even_N = images % 2 == 0
-    if int(even_N.sum()) < 2 or int((~even_N).sum()) < 2 or len(text_M) < 4:
-        raise ValueError("A calibration needs at least four images with captions.")
-    even_M = even_N[image_of_text]
-    weights = _fit(
-        logit_NM[even_N][:, even_M], image_N[even_N], text_M[even_M], _pairs(images[even_N], image_of_text[even_M])
-    )
-    half = Calibration(estimator, *weights, 0, 0.0)
-    truth_NM = _pairs(images[~even_N], image_of_text[~even_M])
-    probability_NM = half.probability(logit_NM[~even_N][:, ~even_M], image_N[~even_N], text_M[~even_M])
-    error = reliability(probability_NM, truth_NM)[1]
-    weights = _fit(logit_NM, image_N, text_M, _pairs(images, image_of_text))
-    return Calibration(estimator, *weights, len(text_M), error)
+    return _fit_by(_fit, estimator, logit_NM, image_N, text_M, image_of_text)
 
 
 def fit_shift(logit_NM: Tensor, image_of_text: Tensor) -> Calibration:
-    """Fit sigmoid(s cos + shift), which any CLIP has without offsets. Its error is measured as in `fit`.
+    """Fit sigmoid(s cos + shift), which any CLIP has without offsets. The error and the arguments are as in `fit`."""
+    offsets = logit_NM.new_zeros(len(logit_NM)), logit_NM.new_zeros(len(image_of_text))
 
-    Arguments:
-        logit_NM: s cos.
-        image_of_text: the image that each caption was written for, [M].
-    """
-    even_N = torch.arange(len(logit_NM)) % 2 == 0
-    even_M, pair_NM = even_N[image_of_text], _pairs(torch.arange(len(logit_NM)), image_of_text)
-    shift = fitted_shift(logit_NM[even_N][:, even_M], pair_NM[even_N][:, even_M])
-    held_out_NM, truth_NM = logit_NM[~even_N][:, ~even_M].double(), pair_NM[~even_N][:, ~even_M]
-    error = reliability((held_out_NM + shift).sigmoid(), truth_NM)[1]
-    return Calibration(SHIFT, 1.0, 0.0, 0.0, fitted_shift(logit_NM, pair_NM), len(image_of_text), error)
+    def shift(logit_NM: Tensor, image_N: Tensor, text_M: Tensor, pair_NM: Tensor) -> tuple[float, float, float, float]:
+        return 1.0, 0.0, 0.0, fitted_shift(logit_NM, pair_NM)
+
+    return _fit_by(shift, SHIFT, logit_NM.double(), *offsets, image_of_text)
+
+
+def _fit_by(
+    fit: Callable[..., tuple[float, float, float, float]],
+    estimator: str,
+    logit_NM: Tensor,
+    image_N: Tensor,
+    text_M: Tensor,
+    image_of_text: Tensor,
+) -> Calibration:
+    """Fit to all images, and measure the error as `fit` says."""
+    pair_NM = torch.arange(len(image_N))[:, None] == image_of_text
+    even_N = torch.arange(len(image_N)) % 2 == 0
+    if int(even_N.sum()) < 2 or int((~even_N).sum()) < 2 or len(text_M) < 4:
+        raise ValueError("A calibration needs at least four images with captions.")
+    even_M = even_N[image_of_text]
+    weights = fit(logit_NM[even_N][:, even_M], image_N[even_N], text_M[even_M], pair_NM[even_N][:, even_M])
+    held_out = logit_NM[~even_N][:, ~even_M], image_N[~even_N], text_M[~even_M]
+    probability_NM = Calibration(estimator, *weights, 0, 0.0).probability(*held_out)
+    error = reliability(probability_NM, pair_NM[~even_N][:, ~even_M])[1]
+    return Calibration(estimator, *fit(logit_NM, image_N, text_M, pair_NM), len(text_M), error)
 
 
 def reliability(
@@ -156,11 +168,6 @@ def reliability(
     )
     bins = [(m / t, s / t, t) for m, s, t in zip(mean.tolist(), share.tolist(), total.tolist(), strict=True) if t > 0]
     return bins, sum(t * abs(m - s) for m, s, t in bins)
-
-
-def _pairs(images: Tensor, image_of_text: Tensor) -> Tensor:
-    """Return whether image i is the one that caption j was written for, [N, M]."""
-    return images[:, None] == image_of_text
 
 
 def _fit(logit_NM: Tensor, image_N: Tensor, text_M: Tensor, pair_NM: Tensor) -> tuple[float, float, float, float]:

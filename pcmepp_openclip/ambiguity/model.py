@@ -6,27 +6,27 @@
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from PIL import Image
 from torch import Tensor
 
 from ..data.decode import BadImage, load_image
-from ..distances import Entailment
-from ..encode.encode import gaussians, is_finite, tokenize
+from ..distances import CSD, Cosine, Entailment
+from ..encode.encode import gaussians, is_finite, joined, tokenize
 from ..encode.load import has_random_weights, load_model
 from ..gaussian import Gaussian
 from ..losses.terms import loss_weights
 from ..models.pcmepp import ProbabilisticModel
-from . import Bank, scores
-from .bank import IMAGES, TEXTS
-from .calibration import ESTIMATORS
+from .bank import IMAGES, TEXTS, Bank, BankEntailment, HubnessCorrected
+from .calibration import ESTIMATORS, calibration_inputs
 from .store import CALIBRATION_FILE, check_calibration, find_bank, find_calibration
 
 Images: TypeAlias = Image.Image | Sequence[Image.Image] | Tensor | Gaussian
+SCORES = ("cosine", "csd", "entailment")
 Texts: TypeAlias = str | Sequence[str] | Gaussian
 
 
@@ -113,12 +113,11 @@ class ImageTextModel:
                     "images must be pixels as the preprocessing gives them, a dense tensor of floats, not "
                     f"{images.dtype}, {images.layout}, on {images.device}."
                 )
-        parts = []
-        for i in range(0, len(images), self.batch_size):
-            part = images[i : i + self.batch_size]
-            pixels = part if isinstance(part, Tensor) else torch.stack(list(map(self._pixels, part)))
-            parts.append(self._encode(pixels, "image"))
-        return self._cat(parts, "images")
+
+        def pixels(batch: Any) -> Tensor:
+            return batch if isinstance(batch, Tensor) else torch.stack(list(map(self._pixels, batch)))
+
+        return self._encode(images, "image", pixels)
 
     def encode_texts(self, texts: Texts) -> Gaussian:
         """Encode texts to Gaussians, as `encode_images` does with images."""
@@ -127,10 +126,7 @@ class ImageTextModel:
         strings: Any = [texts] if isinstance(texts, str) else texts
         if not (isinstance(strings, Sequence) and all(isinstance(text, str) for text in strings)):
             raise ValueError(f"texts must be strings or a Gaussian, not {_kind(strings)}.")
-        batches = (list(strings[i : i + self.batch_size]) for i in range(0, len(strings), self.batch_size))
-        return self._cat(
-            [self._encode(tokenize(self.model, self.tokenizer, batch), "text") for batch in batches], "texts"
-        )
+        return self._encode(strings, "text", lambda batch: tokenize(self.model, self.tokenizer, list(batch)))
 
     @torch.inference_mode()
     def multiplicity(
@@ -187,13 +183,6 @@ class ImageTextModel:
             )
         return queries.uncertainty
 
-    def ambiguity(self, **_: Any) -> NoReturn:
-        """Raise an AttributeError that names the three methods in place of this one of an earlier version."""
-        raise AttributeError(
-            "ambiguity is three questions now: confusion (will the model miss? what ambiguity was), multiplicity (how "
-            "many does it fit?) and vagueness (how little does it say?)."
-        )
-
     @torch.inference_mode()
     def similarity(self, images: Images, texts: Texts, score: str = "cosine", estimator: str | None = None) -> Tensor:
         """Return how close each image and text are, [N, M]; larger is closer. The three scores answer three questions:
@@ -202,17 +191,17 @@ class ImageTextModel:
             "csd"           which text was written for this image, which image is meant by this text?
             "entailment"    is the text true of the image?
 
-        `scores.similarity` gives their formulas. Only values of the same score and estimator can be compared.
+        `ambiguity.model.similarity` gives their formulas. Only values of the same score and estimator can be compared.
 
         Arguments:
             estimator: "bank" or "variance"; by default the bank where there is one. The cosine needs none.
         """
-        if score not in scores.SCORES:
-            raise ValueError(f"score must be one of {', '.join(scores.SCORES)}, not {score!r}.")
+        if score not in SCORES:
+            raise ValueError(f"score must be one of {', '.join(SCORES)}, not {score!r}.")
         bank = None if score == "cosine" else self._bank(estimator)
-        return scores.similarity(
-            self.encode_images(images), self.encode_texts(texts), score, bank, self._entailment(score, bank)
-        )
+        by_scales = score == "entailment" and bank is None
+        entailment = Entailment.of_scales(self.model.match_scale.item(), self.scale) if by_scales else Entailment()
+        return similarity(self.encode_images(images), self.encode_texts(texts), score, bank, entailment)
 
     @torch.inference_mode()
     def match_probability(self, images: Images, texts: Texts, prior: float = 0.5) -> Tensor:
@@ -229,7 +218,7 @@ class ImageTextModel:
             )
         bank = self._bank("bank") if self.calibration.estimator == "bank" else None
         check_calibration(self.calibration, self._loaded, bank, self.name)
-        inputs = scores.calibration_inputs(self.encode_images(images), self.encode_texts(texts), self.scale, bank)
+        inputs = calibration_inputs(self.encode_images(images), self.encode_texts(texts), self.scale, bank)
         return self.calibration.probability(*inputs, prior)
 
     def _pixels(self, image: Any) -> Tensor:
@@ -239,16 +228,15 @@ class ImageTextModel:
         except BadImage as error:
             raise ValueError(f"images holds one that cannot be decoded: {error}.") from None
 
-    def _encode(self, batch: Tensor, kind: str) -> Gaussian:
-        encoded = gaussians(self.model, batch.to(self.device), kind, self.probabilistic)
+    def _encode(self, items: Any, kind: str, prepare: Callable[[Any], Tensor]) -> Gaussian:
+        """Encode items, an "image" or a "text" each, in batches that `prepare` turns into what the model takes."""
+        if len(items) == 0:
+            raise ValueError(f"There are no {kind}s to encode: the list is empty.")
+        batches = (prepare(items[i : i + self.batch_size]) for i in range(0, len(items), self.batch_size))
+        encoded = joined([gaussians(self.model, x.to(self.device), kind, self.probabilistic) for x in batches])
         if not is_finite(encoded):
             raise ValueError(f"The output of {self.name} is not finite: its weights or its input are damaged.")
         return encoded
-
-    def _cat(self, parts: list[Gaussian], what: str) -> Gaussian:
-        if not parts:
-            raise ValueError(f"There are no {what} to encode: the list is empty.")
-        return Gaussian(torch.cat([part.mean for part in parts]), torch.cat([part.logvar for part in parts]))
 
     def _bank(self, estimator: str | None) -> Bank | None:
         """Return the bank, or None to use the variance; ValueError for an estimator that the model does not have."""
@@ -288,11 +276,30 @@ class ImageTextModel:
         items = self.encode_images(gallery) if of == TEXTS else self.encode_texts(gallery)
         return queries.mean, of, items.mean
 
-    def _entailment(self, score: str, bank: Bank | None) -> Entailment:
-        if score != "entailment" or bank is not None:
-            return Entailment()
-        assert isinstance(self.model, ProbabilisticModel)
-        return Entailment.of_scales(self.model.match_scale.item(), self.scale)
+
+def similarity(images: Gaussian, texts: Gaussian, score: str, bank: Bank | None, entailment: Entailment) -> Tensor:
+    """Return the cosine of the means with the correction of the score, [N, M]; larger is closer.
+
+        cosine        cos
+        csd           cos - (u_v + u_t) / 2          with a bank: cos - (h_v + h_t) / (2 s)
+        entailment    cos + weight u_t               with a bank: cos - (h_t - log share_t) / s
+
+    u is the uncertainty and h the hubness. One matrix serves both directions: along a row only what belongs to the
+    texts matters, along a column only what belongs to the images.
+
+    Arguments:
+        bank: None to take the variances.
+        entailment: the score of the model's scales, for the variances.
+    """
+    if score == "cosine":
+        return 1 - Cosine().matrix(images, texts)
+    if bank is None:
+        return 1 - CSD().matrix(images, texts) / 2 if score == "csd" else 1 - entailment.matrix(images, texts)
+    if score == "entailment":
+        return 1 - BankEntailment(bank).matrix(images, texts)
+    image_N = HubnessCorrected(bank, TEXTS).factors(texts, images).column_M
+    assert image_N is not None
+    return 1 - HubnessCorrected(bank, IMAGES).matrix(images, texts) - image_N[:, None]
 
 
 def _kind(value: object) -> str:

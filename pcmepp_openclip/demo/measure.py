@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import open_clip
 import torch
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from ..ambiguity import Bank, BankEntailment, HubnessCorrected
 from ..data.captioned import read_captioned
 from ..distances import CSD, Distance, Entailment
 from ..encode.encode import Encoder
+from ..encode.load import load_model
 from ..evaluation.retrieval import precisions
 from ..evaluation.uncertainty import auroc, bin_correlation, spearman
 from ..gaussian import Gaussian
@@ -281,12 +281,12 @@ class Result:
 
 def result_of(seed: Seed) -> Result:
     """Encode the held-out scenes and the first training pairs, which are the bank, by the model of a seed."""
-    model, _, preprocess = open_clip.create_model_and_transforms(MODEL, pretrained=str(seed.checkpoint))
-    encoder = Encoder(model, preprocess, open_clip.get_tokenizer(MODEL), True, seed.folder / "embeddings")
+    loaded = load_model(MODEL, str(seed.checkpoint), device="cpu")
+    encoder = Encoder(loaded, seed.folder / "embeddings")
     held_out = draw_held_out(HELD_OUT, seed.number)
     data = read_captioned(str(seed.data / "retrieval"))
     images, texts = encoder.images(data.images), encoder.texts(data.captions, "captions")
     seen = read_captioned(str(seed.data / "train" / "00000.tar"), flag="--train-data")
     references = encoder.images(seen.images[:BANK], "bank-images"), encoder.texts(seen.captions[:BANK], "bank-captions")
-    bank = Bank(references[0].mean, references[1].mean, encoder.scale)
-    return Result(model, bank, held_out, truth_of(held_out), images, texts)
+    bank = Bank(references[0].mean, references[1].mean, loaded.scale)
+    return Result(loaded.model, bank, held_out, truth_of(held_out), images, texts)

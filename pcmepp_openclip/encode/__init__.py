@@ -1,6 +1,6 @@
 """Models from disk or the Hub, and their encoded samples on disk.
 
-`load` loads a model by its name. `encode` encodes images, whose pixels come from `images`, and texts to Gaussians.
+`load` loads a model by its name. `encode` encodes images and texts to Gaussians.
 `store` keeps encoded samples in files.
 
 Three modules keep the output of frozen towers for `pcmepp train --head-only --cache-tokens DIR`: `tokens` is the way in

@@ -45,7 +45,7 @@ class LoadedModel:
     @property
     def scale(self) -> float:
         """Return the factor by which CLIP multiplies a cosine."""
-        return cosine_scale(self.model)
+        return self.model.logit_scale.detach().exp().item()
 
     @functools.cached_property
     def bank_fingerprint(self) -> str:
@@ -112,11 +112,6 @@ def load_model(name: str, pretrained: str | None = None, device: str | None = No
         raise ValueError(reason) from error
     probabilistic = isinstance(model, ProbabilisticModel) and not model.fresh_logvar
     return LoadedModel(name, pretrained, model.eval(), bounded(preprocess), tokenizer, probabilistic, device)
-
-
-def cosine_scale(model: Any) -> float:
-    """Return the factor by which CLIP multiplies a cosine."""
-    return model.logit_scale.detach().exp().item()
 
 
 def recorded_history(pretrained: str | None) -> list[dict[str, float]]:

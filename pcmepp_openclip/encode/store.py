@@ -11,7 +11,6 @@ Every row is checked when it is read, because a single wrong bit would change th
 not at all, and has the same content whoever writes it: ranks share a folder, each with files of its own.
 """
 
-import collections
 import contextlib
 import hashlib
 import json
@@ -28,7 +27,8 @@ from torch import Tensor
 from ..system.files import save_tensors
 
 DIGEST, ENDS = "digest", "_ends"
-UNREADABLE = (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)
+DAMAGED = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+UNREADABLE = (OSError, SafetensorError, *DAMAGED)  # torch raises different kinds for different damage
 OLD_S = 3600.0  # age in seconds of a temporary file that nobody writes to any more
 MAX_OPEN = 128  # files per process: systems limit them, often to 1024
 
@@ -90,7 +90,7 @@ class Store:
             digests = tensors.pop(DIGEST).tolist()
             rows = range(content.rows) if content else ()
             good = content and all(_row_digest(name, _row(tensors, row)) == digests[row] for row in rows)
-        except (*UNREADABLE, IndexError, OverflowError):  # torch raises different kinds for different damage
+        except UNREADABLE:
             return None
         return tensors if good else None
 
@@ -119,7 +119,7 @@ class Rows:
     def __init__(self, store: Store, names: Sequence[str], counts: Sequence[int]):
         self.store, self.names = store, list(names)
         self._ends = torch.tensor(counts, dtype=torch.int64).cumsum(0)
-        self._open: collections.OrderedDict[str, Row] = collections.OrderedDict()
+        self._open: dict[str, dict[str, Any]] = {}
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -139,7 +139,7 @@ class Rows:
         try:
             sample = _row(parts, row)
             good = _row_digest(name, sample) == int(parts[DIGEST][row])
-        except (*UNREADABLE, IndexError, OverflowError):  # torch raises different kinds for different damage
+        except UNREADABLE:
             good = False
         if not good:
             raise ValueError(f"{self.store.path(name)} is damaged: delete it, and start again to compute it anew.")
@@ -148,21 +148,20 @@ class Rows:
     def _parts(self, name: str) -> dict[str, Any]:
         """Return slices that read the tensors of a file, and its ends and digests as they are."""
         if name in self._open:
-            self._open.move_to_end(name)
             return self._open[name]
-        while len(self._open) >= MAX_OPEN:
-            self._open.popitem(last=False)
         try:
             file = safe_open(self.store.path(name), "pt")
-            whole = {key for key in file.keys() if key == DIGEST or key.endswith(ENDS)}  # noqa: SIM118
-            parts = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
-            self._open[name] = {**parts, **{key: file.get_tensor(key).clone() for key in whole}}
+            parts = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118  it is no dict
+            parts |= {key: file.get_tensor(key).clone() for key in parts if key == DIGEST or key.endswith(ENDS)}
         except UNREADABLE:
             raise ValueError(
                 f"{self.store.path(name)} is missing or damaged: start again to compute it anew; all ranks must see "
                 "the folder."
             ) from None
-        return self._open[name]
+        if len(self._open) >= MAX_OPEN:
+            del self._open[next(iter(self._open))]  # the one that was opened first
+        self._open[name] = parts
+        return parts
 
 
 def join_rows(parts: Sequence[Row]) -> Row:

@@ -5,16 +5,19 @@ its share of that; the last part continues at the beginning of the permutation. 
 beginning of the permutation, whatever the number of ranks and the batch size: an epoch can be continued with others.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from ..data.batches import TEXT_MULTIPLE, Failure
+from ..data.batches import TEXT_MULTIPLE
 from ..data.plan import seed_for
 from ..models.cached import CachedTokens
+from .encode import without_traceback
 from .store import Row, Rows
 
 KIND = "cache"  # the kind of the state in a checkpoint; other loaders have other kinds
@@ -35,6 +38,7 @@ class BegunEpoch(NamedTuple):
     seen: int
 
 
+@dataclass
 class EpochPlan:
     """The samples in each batch of a rank's epoch: iterating yields their numbers, from the first batch on.
 
@@ -42,35 +46,37 @@ class EpochPlan:
         count: number of all samples.
         per_epoch: samples per epoch, over all ranks, before the last batch is filled.
         position: the epoch, and the batch that it begins with.
+        begun: the epoch that was begun before a restart, if it was.
     """
 
-    def __init__(
-        self,
-        count: int,
-        per_epoch: int,
-        batch_size: int,
-        rank: int,
-        world_size: int,
-        seed: int,
-        position: Callable[[], tuple[int, int]],
-    ):
-        self.count, self.per_epoch, self.position = count, per_epoch, position
-        self.per_step = batch_size * world_size
-        self.batches = -(-per_epoch // self.per_step)
-        self._batch_size, self._rank, self._seed = batch_size, rank, seed
-        self._begun: BegunEpoch | None = None
+    count: int
+    per_epoch: int
+    batch_size: int
+    rank: int
+    world_size: int
+    seed: int
+    position: Callable[[], tuple[int, int]]
+    begun: BegunEpoch | None = None
+
+    @property
+    def per_step(self) -> int:
+        return self.batch_size * self.world_size
+
+    @property
+    def batches(self) -> int:
+        return -(-self.per_epoch // self.per_step)
 
     def __iter__(self) -> Iterator[list[int]]:
         epoch, first_batch = self.position()
         rest = self.rest_of(epoch)
         order = permutation(self.count, rest.seed, epoch)
         for index in range(first_batch, self.batches):
-            begin = rest.seen + (index - rest.first) * self.per_step + self._rank * self._batch_size
-            yield order.take(range(begin, begin + self._batch_size), mode="wrap").tolist()
+            begin = rest.seen + (index - rest.first) * self.per_step + self.rank * self.batch_size
+            yield order.take(range(begin, begin + self.batch_size), mode="wrap").tolist()
 
     def rest_of(self, epoch: int) -> BegunEpoch:
         """Return the rest of an epoch: all of it, unless it was begun before a restart."""
-        return self._begun if self._begun and self._begun.epoch == epoch else BegunEpoch(epoch, self._seed, 0, 0)
+        return self.begun if self.begun and self.begun.epoch == epoch else BegunEpoch(epoch, self.seed, 0, 0)
 
     def go_on(self, epoch: int, seed: int, seen: int, multiple_of: int) -> tuple[int, str]:
         """Continue an epoch after `seen` of its samples; return its first batch, and in words how it continues."""
@@ -81,7 +87,7 @@ class EpochPlan:
             first = max(0, self.batches - -(-left // self.per_step)) // multiple_of * multiple_of
             again = (self.batches - first) * self.per_step - left
             how = f"with the {left} samples that were left, dealt out anew; {again} are seen again"
-        self._begun = BegunEpoch(epoch, seed, first, seen)
+        self.begun = BegunEpoch(epoch, seed, first, seen)
         return first, how
 
 
@@ -99,12 +105,12 @@ class CacheLoader:
         self._contents, self._plan = contents, plan
         self.num_batches, self.num_samples = plan.batches, plan.batches * plan.per_step
         self._loader: DataLoader = DataLoader(
-            _Batches(rows, context_length, pad),
+            cast(Dataset, rows),
             batch_size=None,
             sampler=plan,  # a batch is asked for by its samples, so the order is the same for any workers
             num_workers=workers,
             persistent_workers=workers > 0,
-            collate_fn=_as_it_is,
+            collate_fn=functools.partial(batch_of, context_length=context_length, pad=pad),
             generator=torch.Generator(),  # leave the training process's random numbers alone
         )
 
@@ -112,10 +118,7 @@ class CacheLoader:
         return self.num_batches
 
     def __iter__(self) -> Iterator[tuple[CachedTokens, CachedTokens]]:
-        for batch in self._loader:
-            if isinstance(batch, Failure):
-                raise ValueError(batch.message)
-            yield batch
+        return without_traceback(self._loader)
 
     def state(self, batches: int) -> dict[str, Any]:
         """Return the state by which `resume` continues after `batches` batches of this epoch, in plain types."""
@@ -139,19 +142,6 @@ def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
     return np.argsort(bits, kind="stable")
 
 
-class _Batches(Dataset):
-    """Batches by the numbers of their samples, as a worker makes them."""
-
-    def __init__(self, rows: Rows, context_length: int, pad: int):
-        self.rows, self.context_length, self.pad = rows, context_length, pad
-
-    def __getitem__(self, numbers: list[int]) -> tuple[CachedTokens, CachedTokens] | Failure:
-        try:
-            return batch_of(self.rows[numbers], self.context_length, self.pad)
-        except ValueError as error:  # a worker's exception would arrive as a traceback
-            return Failure(str(error))
-
-
 def batch_of(samples: Sequence[Row], context_length: int, pad: int) -> tuple[CachedTokens, CachedTokens]:
     """Return images and texts as a batch, with texts padded to the longest, rounded up to `TEXT_MULTIPLE`."""
     longest = max(len(sample["text_ids"]) for sample in samples)
@@ -164,7 +154,3 @@ def batch_of(samples: Sequence[Row], context_length: int, pad: int) -> tuple[Cac
         text_NL[i, : len(sample["text_ids"])] = sample["text_ids"]
     joined = {name: torch.cat([sample[name] for sample in samples]) for name in ("image_mean", "image_x", "text_mean")}
     return CachedTokens(joined["image_mean"], joined["image_x"]), CachedTokens(joined["text_mean"], x_NLC, text_NL)
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch

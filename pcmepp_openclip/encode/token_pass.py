@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,40 +37,24 @@ class Interrupted(Exception):
     """The pass was asked to stop, on all ranks. What is complete is kept."""
 
 
-class Ranks(Protocol):
-    """The ranks of the run that the pass is part of."""
+class Ranks:
+    """The ranks of the run that the pass is part of: here a single process that nobody asks to stop."""
 
-    rank: int
-    world_size: int
+    rank, world_size = 0, 1
 
     def gather(self, item: Any) -> list[Any]:
         """Return `item` of every rank, on every rank."""
+        return [item]
 
     def stop_asked(self) -> bool:
         """Return whether this rank knows of a request to stop."""
+        return False
 
     def pass_on_stop(self) -> None:
         """Tell the other ranks of a request to stop."""
 
     def wait_for(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches until a stop is asked for; a long wait for a batch is logged and has a limit."""
-
-
-class Alone:
-    """A single process that nobody asks to stop."""
-
-    rank, world_size = 0, 1
-
-    def gather(self, item: Any) -> list[Any]:
-        return [item]
-
-    def stop_asked(self) -> bool:
-        return False
-
-    def pass_on_stop(self) -> None:
-        pass
-
-    def wait_for(self, batches: Iterable[Any]) -> Iterator[Any]:
         return iter(batches)
 
 
@@ -102,7 +86,15 @@ def fill(
     if ranks.rank == 0:
         store.remove_leftovers()
     left = {name: files[name] for name in list(files)[ranks.rank :: ranks.world_size]}
-    work = _write_files(store, left, encode, ranks.wait_for(_batches(reading, dict(left), workers)))
+    loader: DataLoader = DataLoader(
+        _FileReader(reading, dict(left)),
+        batch_size=None,
+        num_workers=min(workers, len(left)),
+        generator=torch.Generator(),  # leave the training process's random numbers alone
+    )
+    with signals_blocked():  # the workers are started here
+        batches = iter(loader)
+    work = _write_files(store, left, encode, ranks.wait_for(batches))
     progress = _Progress(reading.names, sum(file.stop - file.start for file in files.values()), ranks.rank)
     with contextlib.closing(progress):
         while True:
@@ -175,21 +167,8 @@ class FileBatch(NamedTuple):
     last: bool
 
 
-def _batches(reading: LoaderSpec, files: dict[str, Segment], workers: int) -> Iterable[FileBatch | Failure]:
-    """Yield the batches of all files, from several workers in turn, each with files of its own."""
-    loader: DataLoader = DataLoader(
-        _FileReader(reading, files),
-        batch_size=None,
-        num_workers=min(workers, len(files)),
-        generator=torch.Generator(),  # leave the training process's random numbers alone
-    )
-    with signals_blocked():  # the workers are started here
-        batches = iter(loader)
-    yield from batches
-
-
 class _FileReader(IterableDataset):
-    """The batches of some files, one file after the other."""
+    """The batches of some files, one file after the other; each of several workers has files of its own."""
 
     def __init__(self, reading: LoaderSpec, files: dict[str, Segment]):
         self._reading, self._files = reading, files
@@ -220,16 +199,19 @@ class _FileReader(IterableDataset):
                 continue
             guard.decoded(sample, good=True)
             if len(images) == reading.batch_size:  # there is at least one more, so this one is not the last
-                yield FileBatch(name, torch.stack(images), self._tokens(captions), tally.take(), last=False)
+                yield self._batch(name, images, captions, tally, last=False)
                 images, captions = [], []
             images.append(image)
             captions.append(sample.caption[: CHARACTERS_PER_TOKEN * reading.context_length])
-        rest = (torch.stack(images), self._tokens(captions)) if images else (None, None)
-        yield FileBatch(name, rest[0], rest[1], tally.take(), last=True)
+        yield self._batch(name, images, captions, tally, last=True)
 
-    def _tokens(self, captions: list[str]) -> Tensor:
+    def _batch(self, name: str, images: list[Tensor], captions: list[str], tally: Tally, last: bool) -> FileBatch:
+        if not images:
+            return FileBatch(name, None, None, tally.take(), last)
         texts = self._reading.tokenizer(captions)
-        return texts if self._reading.pad is None else cut_texts(texts, self._reading.pad)
+        if self._reading.pad is not None:
+            texts = cut_texts(texts, self._reading.pad)
+        return FileBatch(name, torch.stack(images), texts, tally.take(), last)
 
 
 class _Progress:

@@ -39,7 +39,7 @@ from ..models.cached import CachedTokens
 from ..models.fingerprint import PROBES
 from ..system.digest import digest_of
 from ..system.tensors import fingerprint
-from .store import Content, Row, Rows, Store, identity_of
+from .store import Row, Rows, Store, identity_of
 from .token_loader import CacheLoader, EpochPlan
 from .token_pass import Ranks, fill
 
@@ -171,9 +171,12 @@ def train_data(
         some = {name: files[name] for name in missing}
         fill(store, some, reading, lambda *batch: rows_of(*towers.encode(*batch)), spec.flags.workers, ranks, max_bad)
 
-    contents = [_content(store, name) for name in files]
-    counts, total = [content.rows for content in contents], Tally()
-    for content in contents:
+    counts, total = [], Tally()
+    for name in files:
+        content = store.content(name)
+        if content is None:
+            raise ValueError(f"{store.path(name)} is missing or damaged: all ranks must see --cache-tokens.")
+        counts.append(content.rows)
         total.add(Tally.from_plain(content.facts["tally"]))
     if ranks.rank == 0:
         for line in total.lines(list(reading.names)):
@@ -237,13 +240,6 @@ def _prepare(
     return store.identity, missing
 
 
-def _content(store: Store, name: str) -> Content:
-    content = store.content(name)
-    if content is None:
-        raise ValueError(f"{store.path(name)} is missing or damaged: all ranks must see --cache-tokens.")
-    return content
-
-
 def check_room(folder: Path, needed: int) -> int:
     """Return the bytes that are free where the folder is or will be; ValueError if they are fewer than needed."""
     there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
@@ -291,8 +287,7 @@ def facts_of(towers: Towers, reading: LoaderSpec, read: dict[str, list]) -> dict
 def read_shards(folder: Path, shards: Sequence[Shard]) -> dict[str, list]:
     """Return [size, time of its last change, digest] of each local shard, by its index. A shard of the size and time
     that the cache in the folder has noted is not read again."""
-    noted = _read_facts(folder)
-    before = noted.get(READ) if isinstance(noted, dict) else None
+    before = _read_facts(folder).get(READ)
 
     def read(index: int) -> list | None:
         try:
@@ -320,7 +315,7 @@ def check_facts(folder: Path, facts: dict[str, Any], read: dict[str, list]) -> N
             raise ValueError(f"--cache-tokens {folder} is neither empty nor a cache of tokens: name a new folder.")
         return write_json(path, {**facts, READ: read})
     noted = _read_facts(folder)
-    if not isinstance(noted, dict):
+    if not noted:
         raise ValueError(f"{path} cannot be read: delete the folder, or name a new one by --cache-tokens.")
     now = json.loads(json.dumps(facts))
     differing = [words for name, words in WORDS.items() if noted.get(name) != now[name]]
@@ -333,9 +328,10 @@ def check_facts(folder: Path, facts: dict[str, Any], read: dict[str, list]) -> N
         write_json(path, {**facts, READ: read})
 
 
-def _read_facts(folder: Path) -> Any:
-    """Return the content of `cache.json`; None if it cannot be read."""
+def _read_facts(folder: Path) -> dict[str, Any]:
+    """Return the content of `cache.json`; {} if it cannot be read."""
     try:
-        return json.loads((folder / FILE).read_text(encoding="utf-8"))
+        facts = json.loads((folder / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None
+        return {}
+    return facts if isinstance(facts, dict) else {}

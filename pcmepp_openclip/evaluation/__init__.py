@@ -4,5 +4,5 @@ The files in the order of a run are `command`; `datasets` (what is in a folder);
 results are ranked by); `tasks` (which evaluators run on what); the evaluators `retrieval` with `coco` and `conformal`,
 `zeroshot` with `bprw`, `uncertainty` with `levels` and `failure`, `neighbours`, `vagueness`, `pairs` and
 `correspondence`, which take Gaussians and know no files; `metric` (their result); `pages` and `questions` (tables and
-the report); `pictures` with `tsne` (the samples in it).
+the report); `pictures` (the samples in it).
 """

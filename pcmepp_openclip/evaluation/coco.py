@@ -5,6 +5,7 @@ it computes them and 5K from the nearest items. 1K is the mean of five folds of 
 the sum of the six R@k in per cent; the one of the paper's tables is of 1K.
 """
 
+import functools
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from .retrieval import KS, invert, match_ranks, nearest
 MAX_MATCHES = 50  # ECCV Caption has up to 48 captions per image
 
 
+@functools.cache
 def load_eccv_caption() -> Any:
     """Return the metrics of the `eccv_caption` package with its annotations."""
     with warnings.catch_warnings():

@@ -26,13 +26,14 @@ class EvaluatedModel(Encoder):
     @property
     def distance(self) -> str:
         """Return the name of the distance that the model was trained to rank by, "cosine" if it has no variances."""
-        return self.model.pcmepp_cfg.ranks_by if isinstance(self.model, ProbabilisticModel) else "cosine"
+        return self.loaded.model.pcmepp_cfg.ranks_by if self.loaded.probabilistic else "cosine"
 
     @property
     def distances(self) -> dict[str, Distance]:
         """Return the distances that items are ranked by: those of `columns`, or the cosine alone where only the means
         count, and those of the bank, if there is one."""
-        distances = columns(self.model, self.scale, self.also) if self.probabilistic else by_name(["cosine"])
+        loaded = self.loaded
+        distances = columns(loaded.model, loaded.scale, self.also) if loaded.probabilistic else by_name(["cosine"])
         if self.bank is not None:
             distances |= {"bank": HubnessCorrected(self.bank), "bank_entailment": BankEntailment(self.bank)}
         return distances

@@ -107,22 +107,8 @@ def load(args: argparse.Namespace) -> tuple[EvaluatedModel, list[str]]:
             "The log-variance branch is untrained, so its uncertainty means nothing: the model is evaluated by "
             f"{basis} alone."
         )
-    encoder = EvaluatedModel(
-        loaded.model,
-        loaded.preprocess,
-        loaded.tokenizer,
-        loaded.probabilistic,
-        args.out / "embeddings",
-        device=loaded.device,
-        precision=args.precision,
-        batch_size=args.batch_size,
-        workers=args.workers,
-        upright=args.exif_orientation,
-        bank=bank,
-        calibration=calibration,
-        also=args.distances,
-    )
-    return encoder, notes
+    settings = args.precision, args.batch_size, args.workers, args.exif_orientation
+    return EvaluatedModel(loaded, args.out / "embeddings", *settings, bank, calibration, args.distances), notes
 
 
 def write_results(
@@ -147,7 +133,7 @@ def write_results(
     frame = pages.metric_frame(results)
     files.write_whole(args.out / "metrics.csv", lambda path: frame.to_csv(path, index=False))
     for result in results:
-        print(f"\n{pages.TITLES[result.task]}: {result.name}")
+        print(f"\n{pages.TASKS[result.task][0]}: {result.name}")
         print(pages.text_table(result))
     name = args.model if not args.pretrained else f"{args.model}, {Path(args.pretrained).name}"
     lead = f"Split {args.split}, {args.precision}, weights {encoder.fingerprint[:12]}. {' '.join(notes)}"

@@ -54,9 +54,7 @@ def lists(rank_N: Tensor, gallery: int) -> tuple[float, float]:
         rank_N: the rank, from 0, of the first right item of each query, [N].
         gallery: how many items there are.
     """
-    known, other = halves(len(rank_N))
-    size = min(threshold(rank_N[known]) + 1, gallery)
-    return _mean(torch.full((len(other),), size)), _mean(rank_N[other] < size)
+    return level_lists(rank_N, torch.zeros(len(rank_N)), gallery)
 
 
 def level_lists(rank_N: Tensor, uncertainty_N: Tensor, gallery: int, levels: int = LEVELS) -> tuple[float, float]:
@@ -114,9 +112,7 @@ def conformal(ranking: Ranking, query: Gaussian, gallery: Gaussian, right: Match
             yield Metric(f"conformal_{name}_{quantity}", value, ranking.distance, ranking.direction)
 
 
-def conformal_levels(
-    rank_N: Tensor, uncertainty_N: Tensor, items: int, samples: str, hit: str, score: str = ""
-) -> Iterator[Metric]:
-    """Yield `conformal_level_list_size` and `conformal_level_list_coverage`; see `Metric` for the last arguments."""
-    for quantity, value in zip(("size", "coverage"), level_lists(rank_N, uncertainty_N, items), strict=True):
-        yield Metric(f"conformal_level_list_{quantity}", value, samples=samples, hit=hit, score=score)
+def conformal_levels(rank_N: Tensor, uncertainty_N: Tensor, gallery: int) -> Iterator[Metric]:
+    """Yield `conformal_level_list_size` and `conformal_level_list_coverage`, see `level_lists`."""
+    for quantity, value in zip(("size", "coverage"), level_lists(rank_N, uncertainty_N, gallery), strict=True):
+        yield Metric(f"conformal_level_list_{quantity}", value)

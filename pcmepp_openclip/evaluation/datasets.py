@@ -56,10 +56,6 @@ class Labelled:
     facts: list[Facts] = field(default_factory=list)
 
 
-class _MissingImage(ValueError):
-    pass
-
-
 def read_labelled(where: str, split: str = "test", flag: str = "--zeroshot") -> Labelled:
     """Read the images and classes of a folder in clip_benchmark's layout, or with one subfolder per class."""
     folder = Path(where)
@@ -90,31 +86,23 @@ def read_labelled(where: str, split: str = "test", flag: str = "--zeroshot") -> 
 
 def read_karpathy(annotations: str, images: str, split: str = "test") -> Captioned:
     """Read COCO captions in Karpathy's split: dataset_coco.json, and the folder with COCO's val2014 (and train2014)."""
+    data = Captioned(coco_images=[], coco_captions=[])
+    assert data.coco_images is not None and data.coco_captions is not None
     try:
         entries = json.loads(Path(annotations).read_text(encoding="utf-8"))["images"]
         entries = [entry for entry in entries if entry["split"] == split]
-        data = Captioned(coco_images=[], coco_captions=[])
-        assert data.coco_images is not None and data.coco_captions is not None
-        for entry in entries:
-            path = Path(images) / entry.get("filepath", "") / entry["filename"]
-            if not path.is_file():
-                path = Path(images) / entry["filename"]
-            if not path.is_file():
-                raise _MissingImage(f"--coco-images {images}: {entry['filename']} is not in it.")
-            sentences = entry["sentences"]
-            captions = [" ".join(sentence["raw"].split()) for sentence in sentences]
-            image_id, caption_ids = int(entry["cocoid"]), [int(sentence["sentid"]) for sentence in sentences]
-            data.add(image_file(path), captions, {"key": path.stem})
-            data.coco_images.append(image_id)
-            data.coco_captions += caption_ids
-    except _MissingImage:
-        raise
+        names = [(str(Path(entry.get("filepath", ""), entry["filename"])), entry["filename"]) for entry in entries]
+        captions = [[" ".join(sentence["raw"].split()) for sentence in entry["sentences"]] for entry in entries]
+        data.coco_images += [int(entry["cocoid"]) for entry in entries]
+        data.coco_captions += [int(sentence["sentid"]) for entry in entries for sentence in entry["sentences"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"--coco {annotations}: it is not Karpathy's dataset_coco.json ({type(error).__name__}: {error})."
         ) from None
-    if not data.images:
+    if not entries:
         raise ValueError(f"--coco {annotations}: it has no images of the split '{split}'.")
+    for places, texts in zip(names, captions, strict=True):
+        data.add(_image(Path(images), "--coco-images", *places), texts, {"key": Path(places[0]).stem})
     return data
 
 
@@ -252,15 +240,16 @@ def _read_chains(
     if not data.chains:
         raise ValueError(f"{flag} {file}: there are no captions in it; give {kind}.")
     if images is not None:
-        data.images = [_image(name, Path(images), f"{flag}-images") for name in names]
+        data.images = [_image(Path(images), f"{flag}-images", name, f"val2014/{name}") for name in names]
     return data
 
 
-def _image(name: str, folder: Path, flag: str) -> ImageRef:
-    for path in (folder / name, folder / "val2014" / name):
-        if name and path.is_file():
+def _image(folder: Path, flag: str, *names: str) -> ImageRef:
+    """Return the first of these files that the folder has."""
+    for path in (folder / name for name in names):
+        if path.is_file():
             return image_file(path)
-    raise ValueError(f"{flag} {folder}: {shown(name)} is not in it.")
+    raise ValueError(f"{flag} {folder}: {shown(Path(names[0]).name)} is not in it.")
 
 
 @dataclass

@@ -28,25 +28,21 @@ from .retrieval import CHUNK
 from .uncertainty import auroc, rejection
 
 
-def failure(confidence_N: Tensor, hit_N: Tensor, samples: str, hit: str, score: str = "") -> Iterator[Metric]:
+def failure(confidence_N: Tensor, hit_N: Tensor) -> Iterator[Metric]:
     """Yield the five numbers of the file's docstring. Without a hit or without a miss, AUROC and FPR95 are nan; without
     a miss, AUPR_error is too.
 
     Arguments:
         confidence_N: [N], higher for those that should be hits; only its order matters.
         hit_N: [N] of 0 and 1.
-        samples, hit, score: what the numbers are about, see `Metric`.
     """
     area = aurc(confidence_N, hit_N)
     best = best_aurc(1 - hit_N.double().mean().item())
-    for name, value in (
-        ("miss_AUROC", auroc(confidence_N, hit_N)),
-        ("FPR95", fpr95(confidence_N, hit_N)),
-        ("AUPR_error", average_precision(-confidence_N, 1 - hit_N)),
-        ("AURC_x1000", 1000 * area),
-        ("E-AURC_x1000", 1000 * (area - best)),
-    ):
-        yield Metric(name, value, samples=samples, hit=hit, score=score)
+    yield Metric("miss_AUROC", auroc(confidence_N, hit_N))
+    yield Metric("FPR95", fpr95(confidence_N, hit_N))
+    yield Metric("AUPR_error", average_precision(-confidence_N, 1 - hit_N))
+    yield Metric("AURC_x1000", 1000 * area)
+    yield Metric("E-AURC_x1000", 1000 * (area - best))
 
 
 def fpr95(confidence_N: Tensor, hit_N: Tensor) -> float:

@@ -18,26 +18,12 @@ import torch
 from torch import Tensor
 
 from .metric import Metric
+from .uncertainty import ordered_hits
 
 LEVELS = (10, 5)
 RESAMPLES = 1000
 COVERAGE = 0.95  # The percentile interval has this share of the values.
 CHUNK = 200_000  # At most this many resampled queries are held at a time.
-
-
-def ordered_hits(place_BN: Tensor, hit_BN: Tensor) -> Tensor:
-    """Return the hits of each of B sets of N samples from certain to uncertain, [B, N] in double precision; equally
-    uncertain samples share theirs, as in `uncertainty.shared_hits`.
-
-    Arguments:
-        place_BN: the place of each sample among the different uncertainties, from 0; all that matters is the order.
-    """
-    sets, n = place_BN.shape
-    groups = int(place_BN.max()) + 1
-    key_N = (place_BN + groups * torch.arange(sets)[:, None]).flatten()
-    count = torch.bincount(key_N, minlength=sets * groups)
-    share = torch.bincount(key_N, hit_BN.flatten().double(), minlength=sets * groups) / count
-    return share.repeat_interleave(count).reshape(sets, n)
 
 
 def level_hits(ordered_BN: Tensor, levels: int) -> Tensor:
@@ -72,15 +58,12 @@ def interval(values_B: Tensor, coverage: float = COVERAGE) -> tuple[float, float
     return low, high
 
 
-def levels(
-    uncertainty_N: Tensor, hit_N: Tensor, samples: str, hit: str, score: str = "", resamples: int = RESAMPLES
-) -> Iterator[Metric]:
+def levels(uncertainty_N: Tensor, hit_N: Tensor, resamples: int = RESAMPLES) -> Iterator[Metric]:
     """Yield `S_10_levels`, `R2_10_levels`, `-SR2_10_levels` and the same of 5 levels, each with its 95 % bootstrap
     interval. A set of fewer samples than levels has none of them (nan).
 
     Arguments:
         uncertainty_N, hit_N: [N]; hits are 0 or 1.
-        samples, hit, score: what the numbers are about, see `Metric`.
         resamples: for the interval; 0 for none.
     """
     n, generator = len(hit_N), torch.Generator().manual_seed(0)
@@ -101,5 +84,4 @@ def levels(
             if resamples:
                 ends = [interval(values_B) for values_B in torch.cat(drawn[count]).T]
         for name, value, (low, high) in zip(("S", "R2", "-SR2"), statistics, ends, strict=True):
-            labels = {"samples": samples, "hit": hit, "score": score}
-            yield Metric(f"{name}_{count}_levels", value, **labels, low=low, high=high)
+            yield Metric(f"{name}_{count}_levels", value, low=low, high=high)

@@ -1,7 +1,7 @@
 """One number of an evaluation, as a record: reports select by its fields, and its key in files is made in one place."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,11 @@ class Metric:
         distance = "" if self.distance == "cosine" else self.distance
         parts = [self.samples, self.hit, self.group, self.score] if self.samples else [distance]
         return "/".join([*filter(None, parts), "_".join(filter(None, (self.direction, self.name)))])
+
+
+def labelled(metrics: Iterable[Metric], **labels: str) -> Iterator[Metric]:
+    """Yield the metrics with these fields, which say what they are about."""
+    return (replace(metric, **labels) for metric in metrics)  # type: ignore[arg-type]
 
 
 def as_dict(metrics: Iterable[Metric]) -> dict[str, float]:

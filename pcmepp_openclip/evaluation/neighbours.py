@@ -12,7 +12,6 @@ may well show the one thing that matters, so the share of crops has no known bes
 Reference: Kirchhof et al., "URL: A Representation Learning Benchmark for Transferable Uncertainty Estimates", 2023.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -42,31 +41,23 @@ def nearest_other(images: Gaussian, chunk: int = CHUNK) -> tuple[Tensor, Tensor]
     return torch.cat(index), torch.cat(cosine)
 
 
-def neighbours(
-    images: Gaussian,
-    labels: Sequence[int],
-    probabilistic: bool = True,
-    others: Mapping[str, Tensor] | None = None,
-) -> Iterator[Metric]:
-    """Yield `hits_of_all`, which is R@1, and `R-AUROC` of -uncertainty and, as `max_cosine`, of the cosine with the
-    neighbour; nan where there is but one image, or no neighbour is right, or all are.
+def neighbours(images: Gaussian, labels: Sequence[int], uncertainties: Mapping[str, Tensor]) -> Iterator[Metric]:
+    """Yield `hits_of_all`, which is R@1, and `R-AUROC` of each -uncertainty and, as `max_cosine`, of the cosine with
+    the neighbour; nan where there is but one image, or no neighbour is right, or all are.
 
     Arguments:
         images: Gaussians with l2-normalised means, [N, D].
         labels: the class of each, N of them.
-        others: further uncertainties to judge in the same way, [N], by the `score` of `Metric`.
+        uncertainties: [N] each, by the `score` of `Metric`.
     """
     labels_N, hit_N, cosine_N = torch.as_tensor(labels), torch.zeros(0), torch.zeros(0)
     if len(labels) > 1:
         index_N, cosine_N = nearest_other(images)
         hit_N = (labels_N[index_N] == labels_N).float()
     yield Metric("hits_of_all", hit_N.double().mean().item(), samples="images", hit=HIT)
-    confidence = {score: -values_N[: len(hit_N)] for score, values_N in (others or {}).items()}
-    confidence["max_cosine"] = cosine_N
-    if probabilistic:
-        confidence = {"": -images.uncertainty[: len(hit_N)], **confidence}
-    for score, values_N in confidence.items():
-        value = auroc(values_N, hit_N) if len(hit_N) else math.nan
+    confidences = {score: -values_N[: len(hit_N)] for score, values_N in uncertainties.items()}
+    for score, values_N in {**confidences, "max_cosine": cosine_N}.items():
+        value = auroc(values_N, hit_N)
         yield Metric("R-AUROC", value, samples="images", hit=HIT, score=score)
 
 
@@ -77,12 +68,7 @@ def crop_ratios(count: int) -> list[float]:
     return (low + (high - low) * drawn).tolist()
 
 
-def crops(uncertainty_N: Tensor, cropped_N: Tensor, score: str = "") -> Iterator[Metric]:
-    """Yield `cropped_has_bigger_uncertainty`, see croppedHasBiggerUnc above: equal uncertainties do not count.
-
-    Arguments:
-        uncertainty_N, cropped_N: uncertainties of the images and of their crops, [N].
-        score: where they come from, see `Metric`.
-    """
-    share = (cropped_N > uncertainty_N).double().mean().item()
-    yield Metric("cropped_has_bigger_uncertainty", share, samples="images", score=score)
+def crops(uncertainty_N: Tensor, cropped_N: Tensor) -> Metric:
+    """Return `cropped_has_bigger_uncertainty` of images and of their crops, see croppedHasBiggerUnc above: equal
+    uncertainties do not count."""
+    return Metric("cropped_has_bigger_uncertainty", (cropped_N > uncertainty_N).double().mean().item())

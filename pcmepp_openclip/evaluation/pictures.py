@@ -2,7 +2,8 @@
 captions in one plane, and the curves of the run that trained the model."""
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,15 +16,16 @@ from ..reports.report import Plot, Row, Section, Thumbnail
 from .pages import SHOWN, number, shown_scores
 from .retrieval import nearest
 from .tasks import CaptionedGaussians, QueryResults, TaskResult
-from .tsne import Plane, place
 
 FOUND = 4  # This many of the items that a sample finds are shown.
 PAIR_COLOURS = ("#2a8c86", "#c8742c", "#7a68b3", "#b3456b", "#6b8e23", "#3a74c4", "#a8842c", "#5c6670")
+BACKGROUND = 400  # At most this many images are placed in the plane besides those that are shown.
+PERPLEXITY = 30.0
 AREAS = (25.0, 420.0)  # The least and the most uncertain item have these areas, in square points.
 EXAMPLES = """\
 The number is the {label}. Beside each are the first {count} of the {size:,} {gallery} that it finds by the distance
 {distance}; those that it is paired with, or that are known to fit, have a tick."""
-TSNE = """\
+PLANE = """\
 {shown} images, drawn at random, with their captions, and {background} others in grey: a square is an image, a dot a
 caption. An image and its captions have one colour and are joined by lines. {areas} t-SNE by the cosine of the means
 keeps neighbours together; other distances in the plane mean nothing."""
@@ -43,7 +45,7 @@ def picture_sections(results: Sequence[TaskResult], count: int, tsne: int = 0, s
         if tsne and result.encoded is not None:
             yield tsne_section(result, result.encoded, tsne, seed)
         for query in result.queries if count else ():
-            for score in shown_scores(result, query):
+            for score in shown_scores(query):
                 yield from _extremes(result, query, score, count)
 
 
@@ -57,7 +59,7 @@ def training_section(history: Sequence[Mapping[str, Any]]) -> Iterator[Section]:
 
 def _extremes(result: TaskResult, query: QueryResults, score: str, count: int) -> Iterator[Section]:
     """Yield sections of the most, then of the least uncertain samples by one score; of equal captions the first."""
-    uncertainty_N, by = query.uncertainties(result.probabilistic)[score], " by the bank" if score == "bank" else ""
+    uncertainty_N, by = query.uncertainties[score], " by the bank" if score == "bank" else ""
     captions = result.data.captions if query.samples == "captions" else None
     for end, indices in zip(("most", "least"), extremes(uncertainty_N, count, captions), strict=True):
         title = f"{result.name}: {end} uncertain {query.samples}{by}"
@@ -67,7 +69,7 @@ def _extremes(result: TaskResult, query: QueryResults, score: str, count: int) -
             yield Section(title, thumbnails=[_labelled(result, i, uncertainty_N[i].item()) for i in indices])
         else:
             text = _explanation(result.encoded, query, SHOWN[score]) if end == "most" else ""
-            yield Section(title, text, examples=_with_retrieved(result.encoded, query, indices, uncertainty_N))
+            yield Section(title, text, examples=list(_with_retrieved(result.encoded, query, indices, uncertainty_N)))
 
 
 def _labelled(result: TaskResult, index: int, value: float) -> Thumbnail:
@@ -78,27 +80,46 @@ def _labelled(result: TaskResult, index: int, value: float) -> Thumbnail:
 
 def _explanation(encoded: CaptionedGaussians, query: QueryResults, label: str) -> str:
     gallery = "captions" if query.samples == "images" else "images"
-    size = len(getattr(encoded, gallery).mean)
-    return EXAMPLES.format(label=label, count=min(FOUND, size), size=size, gallery=gallery, distance=encoded.distance)
+    size, distance = len(getattr(encoded, gallery).mean), encoded.model.distance
+    return EXAMPLES.format(label=label, count=min(FOUND, size), size=size, gallery=gallery, distance=distance)
 
 
 def _with_retrieved(
     encoded: CaptionedGaussians, query: QueryResults, indices: list[int], uncertainty_N: Tensor
-) -> list[Row]:
-    """Return rows of images with the captions that they find, or of captions with the images."""
-    measure = next(x for x in encoded.rankings if (x.distance, x.samples) == (encoded.distance, query.samples)).measure
+) -> Iterator[Row]:
+    """Yield rows of images with the captions that they find, or of captions with the images."""
+    by_image, data, wanted = query.samples == "images", encoded.data, (encoded.model.distance, query.samples)
+    measure = next(x.measure for x in encoded.rankings if (x.distance, x.samples) == wanted)
     sides = (encoded.images, encoded.captions)
-    own, gallery = sides if query.samples == "images" else sides[::-1]
-    row = _image_row if query.samples == "images" else _caption_row
-    return [row(encoded, example) for example in examples(uncertainty_N, indices, own, gallery, measure, FOUND)]
+    retrieved = retrieved_items(indices, *(sides if by_image else sides[::-1]), measure, FOUND)
+    for i, items in zip(indices, retrieved, strict=True):
+        value = number(uncertainty_N[i].item())
+        if by_image:
+            thumbnail = Thumbnail(decode_image(data.images[i].read()), value)
+            yield Row(thumbnails=[thumbnail], lines=[_ticked(data.captions[j], encoded.fits(i, j)) for j in items])
+        else:
+            thumbnails = [
+                Thumbnail(decode_image(data.images[j].read()), _ticked(str(rank), encoded.fits(j, i)))
+                for rank, j in enumerate(items, start=1)
+            ]
+            yield Row(f"{value}: {data.captions[i]}", thumbnails)
 
 
-class Example(NamedTuple):
-    """The index of a query, its uncertainty, and the indices of the items that it finds, nearest first."""
+def _ticked(text: str, fits: bool) -> str:
+    return f"✓ {text}" if fits else text
 
-    query: int
-    uncertainty: float
-    retrieved: list[int]
+
+def retrieved_items(
+    indices: Sequence[int], query: Gaussian, gallery: Gaussian, distance: Distance, k: int
+) -> list[list[int]]:
+    """Return the indices of the `k` items that each of the queries at `indices` finds, nearest first.
+
+    Arguments:
+        query, gallery: all Gaussians, [N, D] and [M, D].
+        distance: a distance, which is called with the queries first.
+    """
+    chosen = Gaussian(query.mean[list(indices)], query.logvar[list(indices)])
+    return torch.cat(list(nearest(chosen, gallery, distance, k))).tolist()
 
 
 def extremes(uncertainty_N: Tensor, count: int, keys: Sequence[Hashable] | None = None) -> tuple[list[int], list[int]]:
@@ -115,56 +136,60 @@ def extremes(uncertainty_N: Tensor, count: int, keys: Sequence[Hashable] | None 
     return order[:count], order[count:][::-1][:count]
 
 
-def examples(
-    uncertainty_N: Tensor, indices: Sequence[int], query: Gaussian, gallery: Gaussian, distance: Distance, k: int
-) -> list[Example]:
-    """Return the queries at `indices` with the `k` items that each finds.
-
-    Arguments:
-        uncertainty_N: uncertainties of all queries.
-        query, gallery: all Gaussians, [N, D] and [M, D].
-        distance: a distance, which is called with the queries first.
-    """
-    chosen = Gaussian(query.mean[list(indices)], query.logvar[list(indices)])
-    retrieved_nk = torch.cat(list(nearest(chosen, gallery, distance, k))).tolist() if len(indices) else []
-    return [Example(i, uncertainty_N[i].item(), items) for i, items in zip(indices, retrieved_nk, strict=True)]
-
-
-def _image_row(encoded: CaptionedGaussians, example: Example) -> Row:
-    thumbnail = Thumbnail(decode_image(encoded.data.images[example.query].read()), number(example.uncertainty))
-    captions = encoded.data.captions
-    return Row(
-        thumbnails=[thumbnail],
-        lines=[_ticked(captions[j], encoded.fits(example.query, j)) for j in example.retrieved],
-    )
-
-
-def _caption_row(encoded: CaptionedGaussians, example: Example) -> Row:
-    thumbnails = [
-        Thumbnail(decode_image(encoded.data.images[i].read()), _ticked(str(rank), encoded.fits(i, example.query)))
-        for rank, i in enumerate(example.retrieved, start=1)
-    ]
-    return Row(f"{number(example.uncertainty)}: {encoded.data.captions[example.query]}", thumbnails)
-
-
-def _ticked(text: str, fits: bool) -> str:
-    return f"✓ {text}" if fits else text
-
-
 def tsne_section(result: TaskResult, encoded: CaptionedGaussians, count: int, seed: int) -> Section:
     data = encoded.data
     plane = place(encoded.images.mean, encoded.captions.mean, data.image_of_caption, count, seed)
-    scores = {query.samples: shown_scores(result, query) for query in result.queries}
-    uncertainties = {
-        query.samples: query.uncertainties(result.probabilistic)[scores[query.samples][0]]
-        for query in result.queries
-        if scores[query.samples]
-    }
-    figure = draw_plane(plane, data.image_of_caption, uncertainties.get("images"), uncertainties.get("captions"))
-    by = AREAS_BY.format(label=SHOWN[scores["images"][0]]) if scores["images"] else ""
-    text = TSNE.format(shown=plane.shown, background=len(plane.images) - plane.shown, areas=by)
+    shown = {query.samples: shown_scores(query) for query in result.queries}
+    areas_by = [
+        query.uncertainties[shown[query.samples][0]] if shown[query.samples] else None for query in result.queries
+    ]
+    figure = draw_plane(plane, data.image_of_caption, *areas_by)
+    by = AREAS_BY.format(label=SHOWN[shown["images"][0]]) if shown["images"] else ""
+    text = PLANE.format(shown=plane.shown, background=len(plane.images) - plane.shown, areas=by)
     drawn = Plot(f"{result.task}-{result.name}-tsne", figure)
     return Section(f"{result.name}: images and captions in one plane", text, plots=[drawn])
+
+
+@dataclass(frozen=True)
+class Plane:
+    """Places of images and captions in a plane.
+
+    Arguments:
+        images, captions: indices into the dataset; the captions are all of these images.
+        shown: how many of the images are meant to be looked at, the first ones; the rest is background.
+        image_I2, caption_J2: their places.
+    """
+
+    images: list[int]
+    captions: list[int]
+    shown: int
+    image_I2: Tensor
+    caption_J2: Tensor
+
+
+def place(image_ND: Tensor, caption_MD: Tensor, image_of_caption: Sequence[int], shown: int, seed: int = 0) -> Plane:
+    """Choose images and place them with their captions.
+
+    Neighbours stay together, but neither distances nor the sizes of clusters mean anything, and in most CLIPs the
+    images lie apart from the captions.
+
+    Arguments:
+        image_ND, caption_MD: l2-normalised means; t-SNE is by their cosine.
+        image_of_caption: for each caption the index of its image.
+        shown: how many images to show, all if there are fewer.
+        seed: the seed of the choice and of t-SNE.
+    """
+    from sklearn.manifold import TSNE  # scikit-learn comes with an extra
+
+    order = torch.randperm(len(image_ND), generator=torch.Generator().manual_seed(seed)).tolist()
+    images = order[: shown + BACKGROUND]
+    chosen = set(images)
+    captions = [j for j, i in enumerate(image_of_caption) if i in chosen]
+    mean_KD = torch.cat([image_ND[images], caption_MD[captions]]).float()
+    perplexity = min(PERPLEXITY, (len(mean_KD) - 1) / 3)
+    settings = {"perplexity": perplexity, "metric": "cosine", "init": "random", "random_state": seed}
+    place_K2 = torch.from_numpy(TSNE(**settings).fit_transform(mean_KD.numpy()))
+    return Plane(images, captions, min(shown, len(images)), *place_K2.split([len(images), len(captions)]))
 
 
 def draw_plane(plane: Plane, image_of_caption: Sequence[int], image_N: Tensor | None, caption_M: Tensor | None) -> Any:

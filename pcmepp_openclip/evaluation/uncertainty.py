@@ -38,22 +38,30 @@ def pearson(a_N: Tensor, b_N: Tensor) -> float:
     return math.nan if constant else torch.corrcoef(both)[0, 1].item()
 
 
+def ordered_hits(place_BN: Tensor, hit_BN: Tensor) -> Tensor:
+    """Return the hits of each of B sets of N samples from certain to uncertain, [B, N] in double precision. Each of
+    several equally uncertain samples counts as their mean, as if their order were drawn.
+
+    Arguments:
+        place_BN: the place of each sample among the different uncertainties, from 0; all that matters is the order.
+    """
+    sets, n = place_BN.shape
+    groups = int(place_BN.max()) + 1
+    key_N = (place_BN + groups * torch.arange(sets, device=place_BN.device)[:, None]).flatten()
+    count = torch.bincount(key_N, minlength=sets * groups)
+    share = torch.bincount(key_N, hit_BN.flatten().double(), minlength=sets * groups) / count
+    return share.repeat_interleave(count).reshape(sets, n)
+
+
 def shared_hits(uncertainty_N: Tensor, hit_N: Tensor) -> Tensor:
-    """Return the hits from the most certain sample to the most uncertain one, [N] in double precision. Each of several
-    equally uncertain samples counts as their mean, as if their order were drawn."""
-    values, place_N = uncertainty_N.unique(return_inverse=True)
-    count = torch.bincount(place_N, minlength=len(values))
-    share = torch.bincount(place_N, hit_N.double(), minlength=len(values)) / count
-    return share.repeat_interleave(count)
+    """Return `ordered_hits` of one set, [N]."""
+    return ordered_hits(uncertainty_N.unique(return_inverse=True)[1][None], hit_N[None])[0]
 
 
 def rejection(uncertainty_N: Tensor, hit_N: Tensor) -> Tensor:
     """Return the share of hits among the k most certain samples, k = 1..N, [N]; equally uncertain ones share theirs."""
-    return _running_mean(shared_hits(uncertainty_N, hit_N))
-
-
-def _running_mean(x_N: Tensor) -> Tensor:
-    return x_N.cumsum(0) / torch.arange(1, len(x_N) + 1, device=x_N.device)
+    hit_N = shared_hits(uncertainty_N, hit_N)
+    return hit_N.cumsum(0) / torch.arange(1, len(hit_N) + 1, device=hit_N.device)
 
 
 def reliability(confidence_N: Tensor, hit_N: Tensor, count: int = 10) -> tuple[list[tuple[float, float, int]], float]:
@@ -95,27 +103,18 @@ def _mean_ranks(x_N: Tensor) -> Tensor:
     return (last - (count - 1) / 2).double()[place]
 
 
-def against_hits(uncertainty_N: Tensor, hit_N: Tensor, samples: str, hit: str, score: str = "") -> Iterator[Metric]:
+def against_hits(uncertainty_N: Tensor, hit_N: Tensor) -> Iterator[Metric]:
     """Yield the correlation with the hits over 10 bins (-1: the uncertain ones fail), and the share of hits when only
-    the most certain samples are kept.
-
-    Arguments:
-        samples, hit, score: what the numbers are about, see `Metric`.
-    """
-
-    def metric(name: str, value: float) -> Metric:
-        return Metric(name, value, samples=samples, hit=hit, score=score)
-
-    yield metric("bin_correlation", bin_correlation(uncertainty_N, hit_N))
+    the most certain samples are kept."""
+    yield Metric("bin_correlation", bin_correlation(uncertainty_N, hit_N))
     curve = rejection(uncertainty_N, hit_N)
     for coverage in COVERAGES:
-        yield metric(f"hits_at_{coverage:.0%}_coverage", curve[max(1, round(coverage * len(curve))) - 1].item())
-    yield metric("hits_of_all", curve[-1].item())
+        value = curve[max(1, round(coverage * len(curve))) - 1].item()
+        yield Metric(f"hits_at_{coverage:.0%}_coverage", value)
+    yield Metric("hits_of_all", curve[-1].item())
 
 
-def against_facts(
-    uncertainty_N: Tensor, facts: Sequence[dict[str, Any]], samples: str, score: str = ""
-) -> Iterator[Metric]:
+def against_facts(uncertainty_N: Tensor, facts: Sequence[dict[str, Any]]) -> Iterator[Metric]:
     """Yield, for every fact that sorts the samples into 2 to 10 groups, each group's mean uncertainty and the AUROC of
     its uncertainty against the others'. The group of a metric reads like "condition=blurred"."""
     for name in dict.fromkeys(name for fact in facts for name in fact):
@@ -125,20 +124,18 @@ def against_facts(
             continue
         for kind in kinds:
             inside, group = torch.tensor([value == kind for value in values]), f"{name}={kind}"
-            mean = uncertainty_N[inside].mean().item()
-            yield Metric("mean", mean, samples=samples, group=group, score=score)
-            yield Metric("AUROC", auroc(uncertainty_N, inside), samples=samples, group=group, score=score)
+            yield Metric("mean", uncertainty_N[inside].mean().item(), group=group)
+            yield Metric("AUROC", auroc(uncertainty_N, inside), group=group)
 
 
 def of_captions(
-    uncertainty_N: Tensor, captions: Sequence[str], matches_per_caption: Sequence[int] | None, score: str = ""
+    uncertainty_N: Tensor, captions: Sequence[str], matches_per_caption: Sequence[int] | None
 ) -> Iterator[Metric]:
     """Yield the rank correlation of a caption's uncertainty with its length in words, and with the number of images
-    that it truly fits where that is known. A caption that occurs several times counts once. `score`: see `Metric`."""
+    that it truly fits where that is known. A caption that occurs several times counts once."""
     first = list({caption: i for i, caption in reversed(list(enumerate(captions)))}.values())
-    uncertainty = uncertainty_N[first]
     words = torch.tensor([len(captions[i].split()) for i in first])
-    yield Metric("spearman_caption_length", spearman(uncertainty, words), samples="captions", score=score)
+    yield Metric("spearman_caption_length", spearman(uncertainty_N[first], words))
     if matches_per_caption is not None:
         matches = torch.tensor([matches_per_caption[i] for i in first])
-        yield Metric("spearman_matches", spearman(uncertainty, matches), samples="captions", score=score)
+        yield Metric("spearman_matches", spearman(uncertainty_N[first], matches))

@@ -11,7 +11,7 @@ from .coordination import START_UP_TIMEOUT, Stopped
 from .waits import StopAsked
 
 
-class RunningRanks:
+class RunningRanks(token_pass.Ranks):
     """The ranks of a run as the first pass over the data sees them: they agree by the run's own coordinator."""
 
     def __init__(self, run: Any):

@@ -15,7 +15,7 @@ from ..ambiguity.bank import Bank
 from ..evaluation.columns import columns
 from ..evaluation.failure import failure
 from ..evaluation.levels import levels
-from ..evaluation.metric import Metric, as_dict
+from ..evaluation.metric import Metric, as_dict, labelled
 from ..evaluation.retrieval import KS, Ranking, rankings, retrieval_metrics
 from ..evaluation.uncertainty import against_hits, bins
 from ..gaussian import Gaussian
@@ -217,14 +217,14 @@ def _of_uncertainty(ranked: Sequence[Ranking], uncertainty: dict[str, Tensor]) -
     """Yield what the uncertainty of the queries says of their hits."""
     for ranking in ranked:
         for label, hit_N in ranking.hits.items():
-            uncertainty_N, where = uncertainty[ranking.samples], (ranking.samples, label)
-            for metric in (
-                *against_hits(uncertainty_N, hit_N, *where),
-                *levels(uncertainty_N, hit_N, *where, resamples=0),
-                *failure(-uncertainty_N, hit_N, *where),
-            ):
-                if metric.name in OF_UNCERTAINTY:
-                    yield metric
+            uncertainty_N = uncertainty[ranking.samples]
+            metrics = (
+                *against_hits(uncertainty_N, hit_N),
+                *levels(uncertainty_N, hit_N, 0),
+                *failure(-uncertainty_N, hit_N),
+            )
+            logged = (metric for metric in metrics if metric.name in OF_UNCERTAINTY)
+            yield from labelled(logged, samples=ranking.samples, hit=label)
 
 
 def _of_means(
@@ -241,9 +241,9 @@ def _of_means(
     }
     for ranking in ranked:
         for label, hit_N in ranking.hits.items():
-            for metric in failure(-confusion[ranking.samples], hit_N, ranking.samples, label, "bank"):
-                if metric.name in OF_UNCERTAINTY:
-                    yield metric
+            metrics = failure(-confusion[ranking.samples], hit_N)
+            logged = (metric for metric in metrics if metric.name in OF_UNCERTAINTY)
+            yield from labelled(logged, samples=ranking.samples, hit=label, score="bank")
 
 
 def _bins(ranked: Sequence[Ranking], uncertainty: dict[str, Tensor]) -> Iterator[tuple[str, list[list[float]]]]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..data import ValidationFlags, check_validation
 from ..data.captioned import Captioned, captioned_shards
-from ..encode.images import ImageDataset, image_batches
+from ..encode.encode import ImageDataset, image_batches
 from ..host.data import validation_data
 
 FLAG = "--val-data"
