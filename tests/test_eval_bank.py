@@ -30,7 +30,6 @@ from pcmepp_openclip.encode.load import load_model
 from pcmepp_openclip.evaluation import coco, pairs, retrieval, uncertainty
 from pcmepp_openclip.evaluation.metric import as_dict
 from pcmepp_openclip.models.export import export_model
-from pcmepp_openclip.models.fingerprint import bank_fingerprint
 from pcmepp_openclip.reports import report
 
 SCENES = ALL_SCENES[:48]
@@ -228,19 +227,6 @@ def test_what_lies_beside_the_weights_is_used(place, tmp_path, no_report):
         with_calibration.append("pairs/calibrated_bank/match_ECE" in results["retrieval"]["scenes"]["metrics"])
         shutil.copy(place / CALIBRATION_FILE, tmp_path / "model")
     assert with_calibration == [False, True]
-
-
-def test_a_bank_belongs_to_the_means():
-    """The plain twin and another log-variance branch share it; other means do not."""
-    model = make_model("PCMEpp-tiny")
-    own = bank_fingerprint(model, open_clip.tokenize)
-    with torch.no_grad():
-        model.shift += 1
-    twin = plain_twin(model, "PCMEpp-tiny")
-    assert bank_fingerprint(model, open_clip.tokenize) == own == bank_fingerprint(twin, open_clip.tokenize)
-    with torch.no_grad():
-        model.text_projection += 1e-3
-    assert bank_fingerprint(model, open_clip.tokenize) != own
 
 
 def test_files_that_do_not_fit_are_one_sentence(place, tmp_path, capsys, no_report):

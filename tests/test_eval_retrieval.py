@@ -252,18 +252,18 @@ def test_coco_that_is_not_the_test_split():
 
 
 def test_a_large_validation_set_takes_no_square_matrix():
-    """In a process of its own: the matrix of 20,000 pairs alone would be 1.6 GB."""
+    """In a process of its own: the matrix of 12,000 pairs alone would be 576 MB."""
     code = """
 import resource, torch
 from pcmepp_openclip import Gaussian
 from pcmepp_openclip.evaluation.retrieval import rankings
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-images, texts = (Gaussian(torch.nn.functional.normalize(torch.randn(20_000, 16), dim=-1), torch.randn(20_000, 16))
+images, texts = (Gaussian(torch.nn.functional.normalize(torch.randn(12_000, 16), dim=-1), torch.randn(12_000, 16))
                  for _ in range(2))
 before = peak()
-assert len(rankings(images, texts, range(20_000), distances=("cosine", "csd"))) == 4
+assert len(rankings(images, texts, range(12_000), distances=("cosine", "csd"))) == 4
 print(peak() - before)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 400  # MB
+    assert float(done.stdout) < 300  # MB
