@@ -14,7 +14,7 @@ Shape suffixes used in this package:
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -36,6 +36,11 @@ class Gaussian(NamedTuple):
 
     mean: Tensor
     logvar: Tensor
+
+    def select(self, rows: Sequence[int] | Tensor | slice) -> "Gaussian":
+        """Return the samples at these indices."""
+        index = rows if isinstance(rows, (Tensor, slice)) else list(rows)
+        return Gaussian(self.mean[index], self.logvar[index])
 
     @property
     def uncertainty(self) -> Tensor:

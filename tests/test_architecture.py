@@ -28,19 +28,19 @@ NOT_MATHS = ("argparse", "pathlib", "os", "io", "json", "shutil", "tempfile", "o
 MAX_ROOT_MODULES = 8
 # The lines that a folder may have. A feature that needs more says what it deletes, or raises the number on purpose.
 BUDGET = {
-    "ambiguity": 1200,
+    "ambiguity": 1100,
     "commands": 300,
     "data": 5250,
     "demo": 1250,
     "distances": 750,
-    "encode": 1500,
-    "evaluation": 3300,
+    "encode": 1400,
+    "evaluation": 3100,
     "forecast": 850,
     "host": 3400,
     "hub": 900,
     "losses": 1650,
     "models": 1620,
-    "reports": 220,
+    "reports": 210,
     "runs": 680,
     "system": 860,
     "training": 4450,

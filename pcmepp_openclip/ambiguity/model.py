@@ -98,13 +98,6 @@ class ImageTextModel:
             return images
         if isinstance(images, Image.Image):
             images = [images]
-        if not isinstance(images, Tensor) and not (
-            isinstance(images, Sequence) and all(isinstance(image, Image.Image) for image in images)
-        ):
-            raise ValueError(
-                "images must be images of Pillow's, a pixel tensor or a Gaussian, not "
-                f"{_kind(images)}: open a file with PIL.Image.open."
-            )
         if isinstance(images, Tensor):
             if images.ndim != 4:
                 raise ValueError(f"Pixels must be a batch [N, 3, height, width], not {list(images.shape)}.")
@@ -113,11 +106,13 @@ class ImageTextModel:
                     "images must be pixels as the preprocessing gives them, a dense tensor of floats, not "
                     f"{images.dtype}, {images.layout}, on {images.device}."
                 )
-
-        def pixels(batch: Any) -> Tensor:
-            return batch if isinstance(batch, Tensor) else torch.stack(list(map(self._pixels, batch)))
-
-        return self._encode(images, "image", pixels)
+            return self._encode(images, "image", lambda batch: batch)
+        if not (isinstance(images, Sequence) and all(isinstance(image, Image.Image) for image in images)):
+            raise ValueError(
+                "images must be images of Pillow's, a pixel tensor or a Gaussian, not "
+                f"{_kind(images)}: open a file with PIL.Image.open."
+            )
+        return self._encode(images, "image", lambda batch: torch.stack(list(map(self._pixels, batch))))
 
     def encode_texts(self, texts: Texts) -> Gaussian:
         """Encode texts to Gaussians, as `encode_images` does with images."""

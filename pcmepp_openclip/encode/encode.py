@@ -88,8 +88,7 @@ class Encoder:
 
         encoded = self._stored("text", tokens, len(unique), unique, name)
         index = {text: i for i, text in enumerate(unique)}
-        rows = torch.tensor([index[text] for text in texts])
-        return Gaussian(encoded.mean[rows], encoded.logvar[rows])
+        return encoded.select([index[text] for text in texts])
 
     def _stored(
         self, kind: str, inputs: Callable[[list[list[int]]], Iterator[Tensor]], count: int, facts: Any, name: str

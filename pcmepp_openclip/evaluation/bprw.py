@@ -70,7 +70,7 @@ def prompt_weights(prompts_CTD: Gaussian, images: Gaussian, of_class: Sequence[T
     generator, weights = torch.Generator().manual_seed(0), []
     for mean_TD, logvar_TD, indices in zip(prompts_CTD.mean, prompts_CTD.logvar, of_class, strict=True):
         prompts, chosen = Gaussian(mean_TD, logvar_TD), indices[: setting.images]
-        points_SD = draw(Gaussian(images.mean[chosen], images.logvar[chosen]), setting.samples, generator)
+        points_SD = draw(images.select(chosen), setting.samples, generator)
         start_T = 1 / prompts.uncertainty.double()
         weights.append(mixing_proportions(log_likelihood(points_SD, prompts), start_T, setting.alpha))
     return torch.stack(weights).float()

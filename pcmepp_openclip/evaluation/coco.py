@@ -63,27 +63,14 @@ def coco(
             for direction, value in values.items()
         }
         folds = _folds(package, caption_ids)
-        values_by_name |= {f"coco_1k_{name}": v for name, v in coco_1k(images, texts, image_of_text, folds, distance)}
+        for direction, _, rank_n in ranks_by_fold(images, texts, image_of_text, folds, distance):
+            for name, k in ((f"coco_1k_r{k}_{direction}", k) for k in KS):
+                share = (rank_n < k).double().mean().item() / len(folds)
+                values_by_name[name] = values_by_name.get(name, 0.0) + share
         for size in ("1k", "5k"):
             recall = [values_by_name[f"coco_{size}_r{k}_{direction}"] for k in KS for direction in ("i2t", "t2i")]
             values_by_name[f"coco_{size}_rsum"] = 100 * sum(recall)
         yield from (Metric(name, value, label) for name, value in values_by_name.items())
-
-
-def coco_1k(
-    images: Gaussian,
-    texts: Gaussian,
-    image_of_text: Sequence[int],
-    folds: Sequence[Sequence[int]],
-    distance: str | Distance,
-) -> Iterator[tuple[str, float]]:
-    """Yield the means over folds of R@k within the images and captions of a fold, given as indices of captions."""
-    totals: dict[str, float] = {}
-    for direction, _, rank_n in _by_fold(images, texts, image_of_text, folds, distance):
-        for k in KS:
-            key = f"r{k}_{direction}"
-            totals[key] = totals.get(key, 0.0) + (rank_n < k).double().mean().item() / len(folds)
-    yield from totals.items()
 
 
 def first_hits_1k(
@@ -98,24 +85,28 @@ def first_hits_1k(
     [M] of 0 and 1. The paper compares the uncertainty with this, by CSD."""
     hit = {"i2t": torch.zeros(len(images.mean)), "t2i": torch.zeros(len(texts.mean))}
     folds = _folds(package or load_eccv_caption(), caption_ids)
-    for direction, indices, rank_n in _by_fold(images, texts, image_of_text, folds, distance):
+    for direction, indices, rank_n in ranks_by_fold(images, texts, image_of_text, folds, distance):
         hit[direction][indices] = (rank_n < 1).float()
     return hit["i2t"], hit["t2i"]
 
 
-def _by_fold(
+def ranks_by_fold(
     images: Gaussian,
     texts: Gaussian,
     image_of_text: Sequence[int],
     folds: Sequence[Sequence[int]],
     distance: str | Distance,
 ) -> Iterator[tuple[str, list[int], Tensor]]:
-    """Yield (direction, indices of the queries, rank of the first right item of each) for both directions of a fold."""
+    """Yield (direction, indices of the queries, rank of the first right item of each) for both directions of a fold.
+
+    Arguments:
+        folds: the captions of each, as indices; the images are theirs.
+    """
     for fold in folds:
         own = sorted({image_of_text[i] for i in fold})
         place = {image: i for i, image in enumerate(own)}
         pairs = [[place[image_of_text[i]]] for i in fold]
-        fold_images, fold_texts = _rows(images, own), _rows(texts, fold)
+        fold_images, fold_texts = images.select(own), texts.select(fold)
         yield "i2t", own, match_ranks(fold_images, fold_texts, invert(pairs, len(own)), distance)
         yield "t2i", list(fold), match_ranks(fold_texts, fold_images, pairs, get_distance(distance).transposed)
 
@@ -132,7 +123,3 @@ def _by_ids(
     ids = torch.as_tensor(gallery_ids)
     rows = (row for top in nearest(query, gallery, distance, MAX_MATCHES) for row in ids[top].tolist())
     return dict(zip(query_ids, rows, strict=True))
-
-
-def _rows(gaussian: Gaussian, rows: Sequence[int]) -> Gaussian:
-    return Gaussian(gaussian.mean[list(rows)], gaussian.logvar[list(rows)])

@@ -92,7 +92,7 @@ def _distances(
     query: Gaussian, gallery: Gaussian, place_NR: Tensor, chosen: Tensor, distance: str | Distance
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield (distance of the nearest right item [n], distances of all [n, M]) for chunks of the chosen queries."""
-    query, place_NR = Gaussian(query.mean[chosen], query.logvar[chosen]), place_NR[chosen]
+    query, place_NR = query.select(chosen), place_NR[chosen]
     factors = get_distance(distance).factors(query, gallery)
     for rows, score_nM in scores(query, gallery, distance):
         distance_nM = -score_nM if factors is None else factors.row_N[rows, None] - factors.scale * score_nM

@@ -118,8 +118,7 @@ def retrieved_items(
         query, gallery: all Gaussians, [N, D] and [M, D].
         distance: a distance, which is called with the queries first.
     """
-    chosen = Gaussian(query.mean[list(indices)], query.logvar[list(indices)])
-    return torch.cat(list(nearest(chosen, gallery, distance, k))).tolist()
+    return torch.cat(list(nearest(query.select(indices), gallery, distance, k))).tolist()
 
 
 def extremes(uncertainty_N: Tensor, count: int, keys: Sequence[Hashable] | None = None) -> tuple[list[int], list[int]]:

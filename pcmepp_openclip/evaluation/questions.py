@@ -59,10 +59,12 @@ def questions(results: Sequence[TaskResult]) -> Iterator[Section]:
     frame = metric_frame(results)
     frame["cell"] = cells(frame)
     frame["score"] = frame.score.replace({"": "uncertainty", "bank_gallery": "bank over the gallery"})
+    retrieval = _table(frame[frame.direction != ""], ("dataset", "direction", "distance"), RETRIEVAL_COLUMNS)
+    failure = _table(frame, ("dataset", "samples", "hit", "score"), FAILURE_COLUMNS)
     for number, (title, text, table, flags) in enumerate(
         (
-            ("Retrieval: what is found?", RETRIEVAL, _retrieval(frame), "--retrieval or --coco"),
-            ("Failure: is a miss foreseen?", FAILURE, _failure(frame), "--retrieval or --zeroshot"),
+            ("Retrieval: what is found?", RETRIEVAL, retrieval, "--retrieval or --coco"),
+            ("Failure: is a miss foreseen?", FAILURE, failure, "--retrieval or --zeroshot"),
             ("Representation: what is an embedding worth?", REPRESENTATION, _representation(frame), "--zeroshot"),
             ("Vagueness: are vague captions uncertain?", VAGUENESS, _vagueness(frame), "--hierarcaps or --retrieval"),
         ),
@@ -78,14 +80,6 @@ def text_tables(sections: Sequence[Section]) -> str:
     tables = (pd.DataFrame(section.rows, columns=section.header).to_string(index=False) for section in sections)
     known = [(section, table) for section, table in zip(sections, tables, strict=True) if section.rows]
     return printable("\n\n".join(f"{section.title}\n{table}" for section, table in known))
-
-
-def _retrieval(frame: pd.DataFrame) -> pd.DataFrame:
-    return _table(frame[frame.direction != ""], ("dataset", "direction", "distance"), RETRIEVAL_COLUMNS)
-
-
-def _failure(frame: pd.DataFrame) -> pd.DataFrame:
-    return _table(frame, ("dataset", "samples", "hit", "score"), FAILURE_COLUMNS)
 
 
 def _representation(frame: pd.DataFrame) -> pd.DataFrame:

@@ -189,7 +189,7 @@ def scores(
     measure = get_distance(distance)
     factors = measure.factors(query, gallery)
     if factors is None:
-        gallery = Gaussian(gallery.mean[kept_U], gallery.logvar[kept_U])
+        gallery = gallery.select(kept_U)
     else:
         gallery_UE = factors.gallery_ME[kept_U]
         offset_U = None if factors.offset_M is None else factors.offset_M[kept_U]
@@ -197,7 +197,7 @@ def scores(
     for start in range(0, len(query.mean), step):
         rows = slice(start, min(start + step, len(query.mean)))
         if factors is None:
-            score_nU = -measure.matrix(Gaussian(query.mean[rows], query.logvar[rows]), gallery)
+            score_nU = -measure.matrix(query.select(rows), gallery)
         else:
             score_nU = factors.query_NE[rows] @ gallery_UE.T
             if offset_U is not None:

@@ -119,8 +119,7 @@ def himo(
     """Yield `HiMo@K` by each distance; see the file's docstring and `traversal`."""
     lengths = [len(chain) for chain in chains]
     image_M = torch.tensor(image_of_chain).repeat_interleave(torch.tensor(lengths))
-    own = Gaussian(images.mean[image_M], images.logvar[image_M])
     for name, distance in by_name(distances).items():
-        parts = (-distance.paired(own, texts)).split(lengths)
+        parts = (-distance.paired(images.select(image_M), texts)).split(lengths)
         correlation_N = torch.tensor([pearson(torch.arange(len(part)), part) for part in parts])
         yield Metric("HiMo@K", correlation_N.nan_to_num(0.0).mean().item(), name)
