@@ -1,8 +1,8 @@
 # make demo           train a small model and see what its uncertainty means
-# make test           lint, type check, and run the tests but those of research/
-# make test-research  run the tests of research/
+# make test           lint, type check, and run the tests, but those of benchmarks, research and data scripts only
+#                     where a change since BASE reaches them: tests/support/affected.py
 # make test-system    run the tests that need Debian packages; installs them, needs root
-# make test-all       all of these, and the documentation
+# make test-all       all tests, and the documentation
 # make lint           ruff, its formatter, and mypy
 # make docs           build the documentation site into site/
 # make fuzz           run the fuzz tests for minutes instead of seconds
@@ -12,6 +12,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
+PARALLEL = $(PYTEST) -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
+# The commit from which `make test` looks for changes, where it is not the merge base with main or the one before it.
+BASE ?=
 # The open_clip to test with, where it is not the one that pip chooses: a requirement, or the folder of a source tree.
 OPEN_CLIP ?=
 ifneq ($(wildcard $(OPEN_CLIP)/src/open_clip),)
@@ -21,7 +24,7 @@ endif
 PROCESSES ?= 2
 DEBIAN := slurm-wlm munge iproute2 chromium
 
-.PHONY: setup open-clip demo lint test test-research test-system test-all docs fuzz bench clean
+.PHONY: setup open-clip demo lint test test-system test-all docs fuzz bench clean
 setup: $(VENV)/.ready
 
 # The stamp is written last, so the next call finishes an interrupted install.
@@ -40,10 +43,7 @@ lint: setup
 	$(BIN)/mypy
 
 test: lint open-clip
-	$(PYTEST) -n $(PROCESSES) --dist loadfile --no-loadscope-reorder -m 'not system' --ignore tests/research tests
-
-test-research: setup
-	$(PYTEST) -n $(PROCESSES) --dist loadfile tests/research
+	$(PARALLEL) -m 'not system' tests $$($(BIN)/python tests/support/affected.py $(BASE))
 
 # Installs what OPEN_CLIP names; a folder is put in front by PYTHONPATH.
 open-clip: setup
@@ -51,9 +51,11 @@ open-clip: setup
 
 test-system: setup open-clip
 	@dpkg -s $(DEBIAN) >/dev/null 2>&1 || { apt-get update && apt-get install -y --no-install-recommends $(DEBIAN); }
-	$(PYTEST) -m system tests
+	$(PARALLEL) -m system tests
 
-test-all: test test-research test-system docs
+test-all: lint open-clip docs
+	$(PARALLEL) -m 'not system' tests
+	$(MAKE) test-system
 
 docs: setup
 	$(BIN)/mkdocs build --strict

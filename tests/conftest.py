@@ -31,8 +31,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
 
 
-# Test files that take minutes. They come first, so that no process is left with one of them at the end.
-LONG = ("survival", "train", "hub_train", "benchmarks", "ranks", "gpo_models", "eval_command", "kinds", "launch")
+# Test files that take longest. They come first, so that no process is left with one of them at the end.
+LONG = ("system_slurm", "system_network", "system_demo", "benchmarks", "survival", "data_making", "kinds", "launch")
+LONG += ("eval_command", "gpo_models", "hub_train", "ranks", "data_epochs", "train", "augment", "network", "docs")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -70,8 +71,6 @@ def _threads():
 @pytest.fixture(autouse=True)
 def _as_it_was():
     """What a test adds to open_clip's configs and to the root logger is gone for the next one."""
-    import logging
-
     import open_clip
 
     root, factory = logging.getLogger(), open_clip.factory
@@ -161,18 +160,6 @@ def trained(tmp_path_factory) -> Path:
     assert cli.main(["data", "count", data]) == 0
     assert train.main(train_flags(data, folder, "run")) == 0
     return folder / "run"
-
-
-@pytest.fixture(autouse=True)
-def root_logger():
-    """The level and the handlers of the root logger, which a run in this process sets, are as before after a test."""
-    root = logging.getLogger()
-    level, handlers = root.level, list(root.handlers)
-    yield
-    root.setLevel(level)
-    for handler in root.handlers[:]:
-        if handler not in handlers:
-            root.removeHandler(handler)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ Each rule is a function from the modules to the places that break it; a table of
 """
 
 import ast
+import functools
 import itertools
 import os
 import re
@@ -79,6 +80,7 @@ def module(name: str, source: str, is_room: bool = False) -> Module:
     return Module(name, is_room, ast.parse(source))
 
 
+@functools.cache
 def modules_on_disk(root: Path = REPO / PACKAGE, prefix: tuple[str, ...] = ()) -> list[Module]:
     modules = []
     for path in sorted(root.rglob("*.py")):

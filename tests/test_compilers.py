@@ -1,8 +1,9 @@
-"""torch.compile, torch.export and torch.jit.trace: the same results as eager, in one graph."""
+"""torch.compile, torch.export and torch.jit.trace: the same results as eager, in one graph. A run of test_train.py
+compiles to machine code."""
 
 import pytest
 import torch
-from helpers import assert_close, assert_same_gradients, gradients, make_batch, make_model, mini_config, objective
+from helpers import assert_close, assert_same_gradients, make_batch, make_model, mini_config, objective
 
 
 def mini(output_dict: bool):
@@ -29,8 +30,7 @@ def _fresh_compiler():
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("output_dict", [True, False])
+@pytest.mark.parametrize("output_dict, checkpointing", [(True, True), (False, False)])
 def test_compile_full_graph(output_dict, checkpointing):
     model, batch = mini(output_dict)
     model.set_grad_checkpointing(checkpointing)
@@ -40,40 +40,24 @@ def test_compile_full_graph(output_dict, checkpointing):
     assert_same_gradients(compiled[1], eager[1], tolerance=2e-5)
 
 
-def test_compile_to_machine_code():
-    """The default backend, forward only and on the smallest model: it compiles for a minute and more otherwise."""
-    model, batch = mini(output_dict=True)
-    with torch.no_grad():
-        assert_close(torch.compile(model, fullgraph=True)(*batch), model(*batch), tolerance=2e-6)
-
-
 def test_compile_takes_cut_texts_of_changing_length():
     model, (image, text) = mini(output_dict=True)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     with torch.no_grad():
-        for length in (8, 7, 6):
+        for length in (8, 6):
             assert_close(compiled(image, text[:, :length]), model(image, text[:, :length]), tolerance=2e-6)
 
 
-@pytest.mark.parametrize("output_dict", [True, False])
-def test_export(output_dict, tmp_path):
-    model, batch = mini(output_dict)
-    _, other = mini(output_dict)
-    model.eval()
-    torch.export.save(torch.export.export(model, batch), tmp_path / "model.pt2")
-    program = torch.export.load(tmp_path / "model.pt2").module()
-    with torch.no_grad():
-        assert_close(named(program(*other)), named(model(*other)), tolerance=2e-6)
-
-
-@pytest.mark.parametrize("output_dict", [True, False])
-def test_export_for_any_batch_size(output_dict):
-    model, batch = mini(output_dict)
+def test_export_for_any_batch_size(tmp_path):
+    model, batch = mini(output_dict=True)
     size = torch.export.Dim("N", min=2, max=64)
-    program = torch.export.export(model.eval(), batch, dynamic_shapes=({0: size}, {0: size})).module()
-    larger = tuple(torch.cat([part, part, part]) for part in batch)
+    program = torch.export.export(model.eval(), batch, dynamic_shapes=({0: size}, {0: size}))
+    torch.export.save(program, tmp_path / "model.pt2")
+    larger = tuple(torch.cat([part, part.flip(0), part]) for part in batch)
     with torch.no_grad():
-        assert_close(named(program(*larger)), named(model(*larger)), tolerance=2e-6)
+        assert_close(
+            named(torch.export.load(tmp_path / "model.pt2").module()(*larger)), named(model(*larger)), tolerance=2e-6
+        )
 
 
 @pytest.mark.parametrize("output_dict", [True, False])
@@ -83,12 +67,3 @@ def test_trace(output_dict):
     with torch.no_grad():
         traced = torch.jit.trace(model, batch, strict=False)
         assert_close(named(traced(*other)), named(model(*other)), tolerance=2e-6)
-
-
-def test_gradients_helper_sees_a_difference():
-    model, batch = mini(output_dict=True)
-    first = gradients(model, model(*batch))
-    with torch.no_grad():
-        model.uncertainty_text_projection.mul_(1.01)
-    with pytest.raises(AssertionError):
-        assert_same_gradients(gradients(model, model(*batch)), first)

@@ -19,11 +19,7 @@ def test_against_loops():
     distance = csd(a, b)
     assert distance.shape == (5, 7) and distance.dtype == torch.float32
     torch.testing.assert_close(distance, slow_csd(a, b).float(), rtol=0, atol=1e-6)
-
-
-def test_means_need_not_be_normalised():
-    a, b = gaussians(3), gaussians(4, seed=1)
-    a, b = a._replace(mean=3 * a.mean), b._replace(mean=b.mean + 1)
+    a, b = a._replace(mean=3 * a.mean), b._replace(mean=b.mean + 1)  # means need not be normalised
     torch.testing.assert_close(csd(a, b), slow_csd(a, b).float(), rtol=1e-6, atol=1e-5)
 
 

@@ -1,22 +1,17 @@
 """Epochs: exact passes and resampled ones, the same for any number of workers, resumed in their middle, over ranks."""
 
-import collections
 import itertools
 import json
-import os
+import logging
 import random
-import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from shard_maker import arguments, captions, flat, jitter, load, pair, read_back, serve, write_shards, write_tar
-
-from pcmepp_openclip.data.plan import ExactPass, Shard, lane_batches, lane_count, lane_slice
-from pcmepp_openclip.data.sizes import ShardSize
 
 COUNTS = [7, 30, 1, 55, 12, 90, 3, 41]
 
@@ -34,7 +29,7 @@ def everything():
     return {f"caption {number:03d}{i:05d}" for number, count in enumerate(COUNTS) for i in range(count)}
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 64, 500])
+@pytest.mark.parametrize("batch_size", [1, 64, 500])
 def test_an_exact_pass_sees_everything_once_but_for_the_last_batch(shards, batch_size):
     data = load(arguments(shards, batch_size=batch_size))
     total, batches = sum(COUNTS), -(-sum(COUNTS) // batch_size)
@@ -73,29 +68,13 @@ def test_batches_depend_on_seed_and_epoch_and_not_on_workers(shards, resampled):
         )
 
     first = epochs(workers=0)
-    for workers in (1, 2, 3, 5):
-        for one, two in zip(first, epochs(workers=workers), strict=True):
-            assert same(one, two)
+    for one, two in zip(first, epochs(workers=3), strict=True):
+        assert same(one, two)
     assert not same(first[0], first[1])
     assert not same(first[0], epochs(workers=0, seed=1)[0])
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_ranks_share_an_exact_pass_evenly(shards, world_size):
-    seen, batches = [], set()
-    for rank in range(world_size):
-        data = load(arguments(shards, world_size=world_size, rank=rank))
-        mine = captions(data)
-        batches.add(len(mine))
-        seen += [caption for batch in mine for caption in batch]
-    assert len(batches) == 1
-    assert set(seen) == everything()
-    again = len(seen) - sum(COUNTS)
-    assert 0 <= again < 4 * world_size and sum(n - 1 for n in collections.Counter(seen).values()) == again
-
-
-@pytest.mark.parametrize("first_batch", [1, 17, 59, 60])
-@pytest.mark.parametrize("shuffle", ["5", "24000"])
+@pytest.mark.parametrize("first_batch, shuffle", [(1, "5"), (17, "24000"), (59, "24000"), (60, "5")])
 def test_an_exact_pass_resumes_at_any_batch_without_decoding_what_it_skips(shards, first_batch, shuffle):
     calls = []
 
@@ -118,17 +97,6 @@ def test_an_exact_pass_resumes_at_any_batch_without_decoding_what_it_skips(shard
         assert torch.equal(images, more_images) and torch.equal(texts, more_texts)
 
 
-def test_a_resumed_pass_does_not_read_what_lies_behind_it(tmp_path):
-    write_shards(tmp_path / "d", [40] * 10)
-    (tmp_path / "d/sizes.json").write_text(json.dumps({f"{i:05d}.tar": 40 for i in range(10)}))
-    with serve(tmp_path) as server:
-        args = arguments(f"d={server.url}/d/{{00000..00009}}.tar", "--train-data-shuffle-buffer", "30", batch_size=50)
-        data = load(args)
-        data.set_epoch(0, first_batch=7)
-        assert len(captions(data)) == 1
-        assert len({path for _, path, _ in server.log if path.endswith(".tar")}) <= 5
-
-
 def test_a_pass_with_undecodable_images_resumes_the_same(tmp_path):
     for number in range(4):
         samples = [pair(f"{number}{i:02d}", image=b"\xff\xd8\xff broken" if i % 5 == 2 else None) for i in range(30)]
@@ -139,18 +107,6 @@ def test_a_pass_with_undecodable_images_resumes_the_same(tmp_path):
     data.set_epoch(0, first_batch=11)
     assert captions(data) == whole[11:]
     assert len({caption for batch in whole for caption in batch}) == 4 * 24
-
-
-def test_a_resumed_resampled_epoch_draws_afresh(shards):
-    data = load(arguments(shards, dataset_resampled=True))
-    whole = captions(data)
-    data.set_epoch(0, first_batch=20)
-    rest = captions(data)
-    assert len(rest) == len(whole) - 20 and rest != whole[20:]
-    data.set_epoch(0, first_batch=20)
-    assert captions(data) == rest
-    data.set_epoch(0)
-    assert captions(data) == whole
 
 
 def go_on(shards, state, stop, *, world_size, accum=1, shuffle, **changed):
@@ -167,7 +123,7 @@ def go_on(shards, state, stop, *, world_size, accum=1, shuffle, **changed):
     return seen, data.dataloader.state(end), first, how
 
 
-@pytest.mark.parametrize("case", range(12))
+@pytest.mark.parametrize("case", range(6))
 def test_an_epoch_may_go_on_again_and_again_with_other_seeds_batches_and_ranks(shards, case):
     dice = random.Random(case)
     way = lambda: {  # noqa: E731
@@ -198,13 +154,6 @@ def test_an_epoch_that_goes_on_as_it_was_dealt_anew_gives_the_same_batches(shard
     assert (first, again, how) == (10, 17, "with the samples that were left") and begun + rest == whole
 
 
-def test_an_epoch_that_goes_on_with_other_accumulation_begins_a_step_and_sees_all(shards):
-    way = {"world_size": 1, "batch_size": 8, "seed": 0, "shuffle": "30"}
-    seen, state, _, _ = go_on(shards, None, 5, **way)
-    rest, _, first, how = go_on(shards, state, None, accum=2, **way)
-    assert first == 4 and set(seen + rest) == everything() and "--accum-freq changed" in how
-
-
 def test_the_rest_of_an_epoch_is_read_with_each_shard_opened_once_by_a_lane(tmp_path):
     write_shards(tmp_path / "d", [40] * 5)
     (tmp_path / "d/sizes.json").write_text(json.dumps({f"{i:05d}.tar": 40 for i in range(5)}))
@@ -218,20 +167,6 @@ def test_the_rest_of_an_epoch_is_read_with_each_shard_opened_once_by_a_lane(tmp_
         assert len([path for _, path, _ in server.log if path.endswith(".tar")]) <= 6  # one is seen again
 
 
-def test_an_epoch_cannot_be_entered_behind_its_end(shards):
-    with pytest.raises(ValueError, match="60 batches"):
-        load(arguments(shards)).set_epoch(0, first_batch=61)
-
-
-def test_an_epoch_that_is_left_early_does_not_disturb_the_next(shards):
-    data = load(arguments(shards, workers=2))
-    whole = captions(data)
-    for number, _ in enumerate(data.dataloader):
-        if number == 5:
-            break
-    assert captions(data) == whole
-
-
 def test_the_random_numbers_of_training_are_left_alone(shards):
     def draws(workers):
         random.seed(0), np.random.seed(0), torch.manual_seed(0)
@@ -239,7 +174,7 @@ def test_the_random_numbers_of_training_are_left_alone(shards):
             pass
         return random.random(), np.random.rand(), torch.rand(1).item()
 
-    assert draws(0) == draws(1) == draws(3)
+    assert draws(0) == draws(2)
 
 
 def test_short_resampled_epochs_do_not_favour_the_beginning_of_shards(tmp_path):
@@ -258,91 +193,43 @@ def test_short_resampled_epochs_do_not_favour_the_beginning_of_shards(tmp_path):
     assert set(np.digitize(large, range(0, 100, 10))) == set(range(1, 11))
 
 
-@pytest.mark.parametrize("workers", [0, 3])
-def test_a_pass_over_uncounted_shards_sees_each_once_if_they_are_even(tmp_path, workers):
+def test_a_pass_over_uncounted_shards_sees_each_once_if_they_are_even(tmp_path):
     pattern = write_shards(tmp_path, [20] * 8)
-    data = load(arguments(pattern, train_num_samples=160, workers=workers))
+    data = load(arguments(pattern, train_num_samples=160, workers=3))
     seen = flat(data)
     assert len(seen) == 160 == len(set(seen)) and data.dataloader.last.filled == 0
 
 
-def test_slices_cover_the_line_once_whatever_the_numbers():
-    for batches, lanes, ranks, size in [(10, 3, 2, 4), (7, 7, 1, 1), (24, 24, 3, 2), (25, 24, 2, 3)]:
-        covered = []
-        for rank in range(ranks):
-            for lane in range(lanes):
-                covered += range(*lane_slice(batches, lanes, lane, rank, size))
-        assert sorted(covered) == list(range(batches * ranks * size))
-        for first in range(batches + 1):
-            for lane in range(lanes):
-                assert lane_batches(first, lanes, lane) == sum(i % lanes == lane for i in range(first))
-
-
-def test_segments_are_the_line():
-    shards = [Shard(0, str(i), ShardSize(n)) for i, n in enumerate([3, 0, 5, 1, 8])]
-    line = ExactPass(shards, seed=0, epoch=0)
-    slow = [(s.shard.place, i) for s in line.segments(0, 17) for i in range(s.start, s.stop)]
-    assert len(line) == 17 and len(set(slow)) == 17
-    for begin in range(40):
-        for end in (begin, begin + 1, begin + 7, begin + 40):
-            pieces = [(s.shard.place, i) for s in line.segments(begin, end) for i in range(s.start, s.stop)]
-            assert pieces == [slow[i % 17] for i in range(begin, end)]
-
-
-def test_the_number_of_lanes_does_not_depend_on_few_workers():
-    assert {lane_count(1000, workers) for workers in range(25)} == {24}
-    assert lane_count(1000, 32) == 32 and lane_count(16, 8) == 4 and lane_count(3, 8) == 1
-    assert {lane_count(batches, 2) % 2 for batches in range(8, 200)} == {0}, "two workers share any epoch evenly"
-    assert lane_count(1000, 8, limit=7) == 4
-
-
-RANK = """
-    import json, logging, os, sys
-    import torch.distributed as dist
-    from shard_maker import arguments, flat, load
+def main(argv):
+    """Write what each of several ranks sees in two epochs."""
     logging.basicConfig(level=logging.INFO, stream=sys.stdout)
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    data = load(arguments(sys.argv[1], workers=2, world_size=world, rank=rank, distributed=True, seed=5))
-    out = {}
+    data = load(arguments(argv[0], workers=2, world_size=world, rank=rank, distributed=True, seed=5))
+    epochs = {}
     for epoch in range(2):
         data.set_epoch(epoch)
         seen = flat(data)
         last = data.dataloader.last
-        out[epoch] = {"seen": seen, "used": sum(last.used.values()), "lost": sum(last.lost.values())}
-    open(f"{sys.argv[2]}/{rank}.json", "w").write(json.dumps(out))
+        epochs[epoch] = {"seen": seen, "used": sum(last.used.values()), "lost": sum(last.lost.values())}
+    Path(argv[1], f"{rank}.json").write_text(json.dumps(epochs))
     dist.barrier()
     dist.destroy_process_group()
-"""
 
 
-def test_real_ranks_agree_on_the_summary_and_share_the_pass(tmp_path):
+def test_real_ranks_agree_on_the_summary_and_share_the_pass(ranks, tmp_path):
     """Three processes, shards that do not divide evenly, one of them truncated."""
     pattern = write_shards(tmp_path / "d", COUNTS)
     (tmp_path / "d/sizes.json").write_text(json.dumps({f"{i:05d}.tar": n for i, n in enumerate(COUNTS)}))
     damaged = tmp_path / "d/00005.tar"
     damaged.write_bytes(damaged.read_bytes()[: damaged.stat().st_size // 2])
-    script = tmp_path / "rank.py"
-    script.write_text(textwrap.dedent(RANK))
-    paths = [
-        str(Path(__file__).parent / "support"),
-        str(Path(__file__).parent.parent),
-        os.environ.get("PYTHONPATH", ""),
-    ]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
-    run = subprocess.run(
-        [*torchrun, "--no-python", "--", sys.executable, str(script), pattern, str(tmp_path)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[:4000]
-    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
+    printed = len(ranks.log.read_text())
+    assert ranks.run(3, [pattern, tmp_path], module="test_data_epochs") == [0, 0, 0]
+    answers = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
     for epoch in ("0", "1"):
-        assert len({len(rank[epoch]["seen"]) for rank in ranks}) == 1
-        assert {rank[epoch]["used"] for rank in ranks} == {sum(len(rank[epoch]["seen"]) for rank in ranks)}
-        (lost,) = {rank[epoch]["lost"] for rank in ranks}
-        came = {caption for rank in ranks for caption in rank[epoch]["seen"] if caption.startswith("caption 005")}
+        assert len({len(rank[epoch]["seen"]) for rank in answers}) == 1
+        assert {rank[epoch]["used"] for rank in answers} == {sum(len(rank[epoch]["seen"]) for rank in answers)}
+        (lost,) = {rank[epoch]["lost"] for rank in answers}
+        came = {caption for rank in answers for caption in rank[epoch]["seen"] if caption.startswith("caption 005")}
         assert 30 < len(came) < 60 and lost == 90 - len(came)
-    assert run.stdout.count("Data of epoch 1: 240 samples") == 1
+    assert ranks.log.read_text()[printed:].count("Data of epoch 1: 240 samples") == 1

@@ -5,7 +5,6 @@ import http.server
 import json
 import logging
 import os
-import subprocess
 import sys
 import tarfile
 import threading
@@ -19,7 +18,7 @@ from shard_maker import arguments, flat, load, pair, serve, write_shards, write_
 from pcmepp_openclip import cli
 from pcmepp_openclip.data.resuming import MissingShard
 from pcmepp_openclip.data.shards import iter_samples
-from pcmepp_openclip.data.sizes import MAX_OFFSETS, OffsetRecorder, ShardSize, read_sizes
+from pcmepp_openclip.data.sizes import OffsetRecorder, ShardSize, read_sizes
 from pcmepp_openclip.data.sources import parse_sources
 from pcmepp_openclip.data.streams import open_shard
 
@@ -64,17 +63,16 @@ def large(tmp_path_factory):
     return folder, size
 
 
-@pytest.mark.parametrize("start, stop", [(0, 5), (9, 11), (130, 140), (250, 255), (265, 270)])
-def test_a_slice_is_the_same_with_and_without_offsets(large, start, stop):
+def test_a_slice_is_the_same_with_and_without_offsets(large):
     folder, size = large
     without = ShardSize(size.samples, size.unusable)
-    expected = read(f"{folder}/0.tar", without, start, stop)
-    assert len(expected[0]) == stop - start and expected[1] == []
-    assert read(f"{folder}/0.tar", size, start, stop) == expected
-    for ranges in (True, False):
-        with serve(folder, ranges=ranges) as server:
-            assert read(f"{server.url}/0.tar", size, start, stop) == expected
-            assert read(f"{server.url}/0.tar", without, start, stop) == expected
+    with serve(folder) as server, serve(folder, ranges=False) as plain:
+        for start, stop in ((0, 5), (9, 11), (130, 140), (265, 270)):
+            expected = read(f"{folder}/0.tar", without, start, stop)
+            assert len(expected[0]) == stop - start and expected[1] == []
+            assert read(f"{folder}/0.tar", size, start, stop) == expected
+            for place in (f"{server.url}/0.tar", f"{plain.url}/0.tar"):
+                assert read(place, size, start, stop) == read(place, without, start, stop) == expected
 
 
 def test_a_slice_in_the_middle_is_read_without_what_lies_before_it(large):
@@ -91,16 +89,6 @@ def test_a_slice_in_the_middle_is_read_without_what_lies_before_it(large):
     assert sent < before / 2, f"{sent} bytes were sent, {before:.0f} lie before the slice"
 
 
-def test_large_members_that_are_not_wanted_are_not_transferred(tmp_path):
-    """Without offsets headers are all that is read of members larger than what a connection delivers anyway."""
-    write_tar(tmp_path / "0.tar", [pair(f"{i}", image=os.urandom(12_000_000)) for i in range(8)])
-    with serve(tmp_path) as server:
-        samples, noted = read(f"{server.url}/0.tar", start=7)
-        sent = server.sent["/0.tar"]
-    assert [key for key, _, _ in samples] == ["7"] and noted == []
-    assert sent < 0.75 * 8 * 12_000_000, sent
-
-
 def test_a_resumed_epoch_over_http_skips_what_it_has_seen(tmp_path):
     pattern = write_shards(tmp_path / "d", [400])
     assert cli.main(["data", "count", pattern]) == 0
@@ -115,7 +103,7 @@ def test_a_resumed_epoch_over_http_skips_what_it_has_seen(tmp_path):
     assert all(ranges), "no lane begins at the beginning of the shard"
 
 
-@pytest.mark.parametrize("offset", [512, 1000, 10**9, 2**45])
+@pytest.mark.parametrize("offset", [512, 10**9])
 def test_offsets_of_another_file_are_not_believed(large, offset):
     folder, size = large
     wrong = ShardSize(size.samples, size.unusable, size.stride, (0, *[offset] * (len(size.offsets) - 1)))
@@ -123,22 +111,6 @@ def test_offsets_of_another_file_are_not_believed(large, offset):
     assert read(f"{folder}/0.tar", wrong, 200, 203) == expected
     with serve(folder) as server:
         assert read(f"{server.url}/0.tar", wrong, 200, 203) == expected
-
-
-@pytest.mark.parametrize("groups", [0, 1, MAX_OFFSETS, MAX_OFFSETS + 1, 1000])
-def test_recorded_offsets_are_few_and_lead_to_every_group(groups):
-    recorder = OffsetRecorder()
-    for index in range(groups):
-        recorder.add(index, 10 * index)
-    assert len(recorder.offsets) <= MAX_OFFSETS
-    assert groups <= 1 or len(recorder.offsets) > min(groups, MAX_OFFSETS) // 2
-    unusable = frozenset(range(0, groups, 3))
-    size = ShardSize(groups, unusable, recorder.stride, tuple(recorder.offsets))
-    usable = [index for index in range(groups) if index not in unusable]
-    for position, index in enumerate(usable):
-        first, offset = size.entry(position)
-        assert first <= index and offset == 10 * first and first % size.stride == 0
-        assert index - first <= 1.5 * size.stride + 1
 
 
 def test_counting_records_offsets_where_a_shard_can_be_entered(tmp_path):
@@ -217,16 +189,15 @@ def store(monkeypatch):
     server.stop()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_s3_gives_the_same_samples(tmp_path, store, workers, caplog):
+def test_s3_gives_the_same_samples(tmp_path, store, caplog):
     """The parent process reads first, so that the workers are forked from one with open connections."""
     caplog.set_level(logging.DEBUG)
     pattern = write_shards(tmp_path / "d", [40, 30])
     assert cli.main(["data", "count", pattern]) == 0
     for path in (tmp_path / "d").iterdir():
         store(f"d/{path.name}", path.read_bytes())
-    expected = flat(load(arguments(pattern, workers=workers)))
-    data = load(arguments("s3://bucket/d/{00000..00001}.tar", workers=workers))
+    expected = flat(load(arguments(pattern, workers=2)))
+    data = load(arguments("s3://bucket/d/{00000..00001}.tar", workers=2))
     assert open_shard("s3://bucket/d/00000.tar").read() == (tmp_path / "d/00000.tar").read_bytes()
     assert flat(data) == expected and len(set(expected)) == 70
     assert open_shard("s3://bucket/d/00001.tar").read() == (tmp_path / "d/00001.tar").read_bytes()
@@ -258,23 +229,9 @@ def test_s3_objects_that_are_missing_or_change(store):
 @pytest.mark.parametrize(
     "scheme, package, extra", [("s3", "s3fs", "s3"), ("gs", "gcsfs", "gcs"), ("az", "adlfs", "azure")]
 )
-def test_a_store_whose_package_is_missing_names_the_extra(scheme, package, extra):
-    script = (
-        f"import sys; sys.modules['{package}'] = None; from pcmepp_openclip import cli; "
-        f"sys.exit(cli.main(['data', 'check', '{scheme}://bucket/0.tar']))"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=os.environ)
-    assert done.returncode == 2
-    (said,) = done.stderr.splitlines()
+def test_a_store_whose_package_is_missing_names_the_extra(scheme, package, extra, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setattr("pcmepp_openclip.data.remote._filesystems", {})
+    assert cli.run(["data", "check", f"{scheme}://bucket/0.tar"]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
     assert f"`pip install 'pcmepp-openclip[{extra}]'`" in said and package in said
-
-
-def test_workers_that_are_forked_from_a_process_with_open_connections(tmp_path):
-    pattern = write_shards(tmp_path / "d", [40, 30])
-    assert cli.main(["data", "count", pattern]) == 0
-    expected = flat(load(arguments(pattern)))
-    with serve(tmp_path) as server:
-        file = open_shard(f"{server.url}/d/00000.tar")
-        begin = file.read(1000)
-        assert flat(load(arguments(f"{server.url}/d/{{00000..00001}}.tar", workers=2))) == expected
-        assert begin + file.read() == (tmp_path / "d/00000.tar").read_bytes()

@@ -7,7 +7,7 @@ import open_clip
 import pytest
 from drawn_shards import SCENES, write_csv, write_shards
 from eval_data import png, write_retrieval, write_tar
-from helpers import plain_config
+from helpers import plain_config, split
 
 from pcmepp_openclip import cli
 from pcmepp_openclip.data.validation import ValidationFlags
@@ -54,31 +54,33 @@ def test_several_patterns_are_all_looked_at(shards):
         check(f"{shards}::{Path(shards).parent}/gone.tar")
 
 
-@pytest.mark.parametrize(
-    "name, content, said",
-    [
-        ("gone.tar", None, r"gone.tar cannot be read \(No such file or directory\); is the path right\?$"),
-        ("text.tar", b"no tar at all", r"the shard .*text.tar cannot be read \(.*\)"),
-        ("empty.tar", b"", r"the shard .*empty.tar cannot be read|there are no images in it"),
-        ("{0..x}.tar", None, r"cannot be read|cannot be expanded"),
-        ("*.tar", None, r"no shard matches"),
-        ("*.tar::pipe:cat x", None, r"beside remote shards \* is not expanded: use braces, as in {00..09}.tar"),
-        ("gone.csv", None, r"gone.csv cannot be read \(No such file or directory\)"),
-        ("empty.csv", b"", r"empty.csv is not a table \(EmptyDataError\)"),
-        ("binary.csv", b"\xff\xfe\x00\x80,\x81", r"binary.csv is not a table \(UnicodeDecodeError\)"),
-        ("other.csv", b"path,title\n1.png,x", r"has no column filepath, only path, title: change --csv-img-key or"),
-        ("texts.csv", b"filepath,text\n1.png,x", r"has no column title, .*: change --csv-caption-key or --csv-sep"),
-        ("tabs.csv", b"filepath\ttitle\n1.png\tx", r"has no column filepath, only filepath\\ttitle: .*--csv-separator"),
-        ("rows.csv", b"filepath,title\n", r"rows.csv has no rows"),
-        ("image.csv", b"filepath,title\ngone.png,x", r"gone.png, the first image of .*image.csv, does not exist"),
-    ],
-)
-def test_what_cannot_is_one_sentence(tmp_path, name, content, said):
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=said) as caught:
-        check(str(tmp_path / name))
-    assert str(caught.value).startswith("--val-data") and "\n" not in str(caught.value)
+UNREADABLE = [
+    ("gone.tar", None, r"gone.tar cannot be read \(No such file or directory\); is the path right\?$"),
+    ("text.tar", b"no tar at all", r"the shard .*text.tar cannot be read \(.*\)"),
+    ("empty.tar", b"", r"the shard .*empty.tar cannot be read|there are no images in it"),
+    ("{0..x}.tar", None, r"cannot be read|cannot be expanded"),
+    ("*.tar", None, r"no shard matches"),
+    ("*.tar::pipe:cat x", None, r"beside remote shards \* is not expanded: use braces, as in {00..09}.tar"),
+    ("gone.csv", None, r"gone.csv cannot be read \(No such file or directory\)"),
+    ("empty.csv", b"", r"empty.csv is not a table \(EmptyDataError\)"),
+    ("binary.csv", b"\xff\xfe\x00\x80,\x81", r"binary.csv is not a table \(UnicodeDecodeError\)"),
+    ("other.csv", b"path,title\n1.png,x", r"has no column filepath, only path, title: change --csv-img-key or"),
+    ("texts.csv", b"filepath,text\n1.png,x", r"has no column title, .*: change --csv-caption-key or --csv-sep"),
+    ("tabs.csv", b"filepath\ttitle\n1.png\tx", r"has no column filepath, only filepath\\ttitle: .*--csv-separator"),
+    ("rows.csv", b"filepath,title\n", r"rows.csv has no rows"),
+    ("image.csv", b"filepath,title\ngone.png,x", r"gone.png, the first image of .*image.csv, does not exist"),
+]
+
+
+def test_what_cannot_is_one_sentence(tmp_path):
+    for number, (name, content, words) in enumerate(UNREADABLE):
+        path = tmp_path / str(number) / name
+        path.parent.mkdir()
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(ValueError, match=words) as caught:
+            check(str(path))
+        assert str(caught.value).startswith("--val-data") and "\n" not in str(caught.value)
 
 
 def test_the_folder_of_imagenet(tmp_path):
@@ -89,23 +91,14 @@ def test_the_folder_of_imagenet(tmp_path):
         check(imagenet_val=str(tmp_path))
 
 
-@pytest.mark.parametrize("more", [["--dry-run", "2"], []])
-@pytest.mark.parametrize("flag", ["--val-data", "--imagenet-val"])
-def test_a_run_says_it_before_its_model_is_built(shards, tmp_path, capsys, flag, more):
-    argv = [
-        "--model",
-        "PCMEpp-tiny",
-        "--train-data",
-        shards,
-        "--train-num-samples",
-        "8",
-        "--dataset-type",
-        "webdataset",
-    ]
-    argv += ["--batch-size", "4", "--workers", "0", "--precision", "fp32", "--logs", str(tmp_path / "logs")]
-    assert train.main([*argv, flag, str(tmp_path / "gone.tar"), *more]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1 and flag in said[0] and "No such file or directory" in said[0]
+def test_a_run_says_it_before_its_model_is_built(shards, tmp_path, capsys):
+    argv = ["--train-data", shards, "--train-num-samples", "8", "--logs", str(tmp_path / "logs")]
+    argv += split("--model PCMEpp-tiny --dataset-type webdataset --batch-size 4 --workers 0 --precision fp32")
+    for flag in ("--val-data", "--imagenet-val"):
+        for more in ([], ["--dry-run", "2"]):
+            assert train.main([*argv, flag, str(tmp_path / "gone.tar"), *more]) == 2
+            (sentence,) = capsys.readouterr().err.splitlines()
+            assert flag in sentence and "No such file or directory" in sentence
     assert not list(tmp_path.rglob("out.log"))
 
 

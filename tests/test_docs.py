@@ -38,16 +38,16 @@ ids = {"ids": str}
 # --- Links ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(REPO)))
-def test_every_internal_link_leads_somewhere(path):
+def test_every_internal_link_leads_somewhere():
     broken = []
-    for link in links(path):
-        if re.match(r"[a-z]+:", link):
-            continue
-        name, _, anchor = link.partition("#")
-        target = (path.parent / name).resolve() if name else path
-        if not target.exists() or (anchor and anchor not in anchors(target)):
-            broken.append(link)
+    for path in FILES:
+        for link in links(path):
+            if re.match(r"[a-z]+:", link):
+                continue
+            name, _, anchor = link.partition("#")
+            target = (path.parent / name).resolve() if name else path
+            if not target.exists() or (anchor and anchor not in anchors(target)):
+                broken.append(f"{path.relative_to(REPO)}: {link}")
     assert not broken
 
 
@@ -213,38 +213,41 @@ def check_pytest(words: list[str]) -> None:
         assert words[words.index("-k") + 1] in " ".join(re.findall(r"def (test_\w+)", text))
 
 
-@pytest.mark.parametrize("block, command", SHELL, ids=lambda value: str(value)[:60])
-def test_commands_are_parsed_by_the_real_parsers(block, command, monkeypatch):
+def test_commands_are_parsed_by_the_real_parsers(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
-    check_command(command)
+    wrong = []
+    for block, command in SHELL:
+        try:
+            check_command(command)
+        except (Refused, AssertionError) as error:
+            wrong.append(f"{block}: {command}: {error}")
+    assert not wrong and len(SHELL) > 80
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "pcmepp train --model PCMEpp-tiny --no-such-flag 1",
-        "pcmepp data count --worker-count 3 a.tar",
-        "pcmepp eval --retrieval FOLDER",
-        "python -m benchmarks --outt DIR",
-        "python -m research.paper distances --seedss 2",
-        "make nothing",
-        "pip install '.[nothing]'",
-        "launch/nothing.sh",
-        "curl https://example.org",
-        ".venv/bin/python -m pytest tests/test_csd.py -k nothing",
-    ],
-)
+WRONG = """pcmepp train --model PCMEpp-tiny --no-such-flag 1
+pcmepp data count --worker-count 3 a.tar
+pcmepp eval --retrieval FOLDER
+python -m benchmarks --outt DIR
+python -m research.paper distances --seedss 2
+make nothing
+pip install '.[nothing]'
+launch/nothing.sh
+curl https://example.org
+.venv/bin/python -m pytest tests/test_csd.py -k nothing"""
+
+
+@pytest.mark.parametrize("command", WRONG.splitlines())
 def test_a_wrong_command_would_be_noticed(command):
     with pytest.raises((Refused, AssertionError)):
         check_command(command)
 
 
 def test_ci_runs_the_make_targets():
-    """`.ci/run` and the workflows run the same targets, and the Makefile has them."""
-    targets = {"test", "test-research", "test-system", "docs"}
-    for names in ((".ci/run",), (".github/workflows/ci.yml", ".github/workflows/research.yml")):
-        steps = "".join((REPO / name).read_text().split("\njobs:")[-1].split("\nset ")[-1] for name in names)
-        assert set(re.findall(r"\bmake ([a-z-]+)", steps)) == targets <= make_targets()
+    """`.ci/run` and the workflow run the same targets, and the Makefile has them."""
+    for name in (".ci/run", ".github/workflows/ci.yml"):
+        steps = (REPO / name).read_text().split("\njobs:")[-1].split("\nset ")[-1]
+        targets = set(re.findall(r"(?:^|run: |PATH\" )make ([a-z-]+)", steps, flags=re.MULTILINE))
+        assert targets == {"test", "test-system"} <= make_targets()
 
 
 # --- What prose names -------------------------------------------------------------------------------------

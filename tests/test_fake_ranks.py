@@ -59,8 +59,7 @@ def kinds(traffic):
     return [(each.kind, each.bytes) for each in traffic.collectives]
 
 
-@pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("weights", [{}, {"pp_weight": 0.1}], ids=["", "pp"])
+@pytest.mark.parametrize("ranks, weights", [(2, {}), (64, {"pp_weight": 0.1}), (1024, {})], ids=str)
 def test_the_collectives_of_the_loss(ranks, weights):
     n = 16
     with fake_ranks(ranks), fake_cuda():

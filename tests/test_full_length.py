@@ -220,9 +220,8 @@ def test_out_of_memory_ends_a_run_with_one_sentence(start, monkeypatch, capfd):
     )
 
 
-@pytest.mark.parametrize(
-    "text, flags, forecast, expected",
-    [
+def test_out_of_memory_names_the_flags_that_are_left():
+    for text, flags, forecast, expected in (
         (
             TORCHS,
             MemoryFlags(64, 2, "amp", True),
@@ -232,8 +231,6 @@ def test_out_of_memory_ends_a_run_with_one_sentence(start, monkeypatch, capfd):
         (TORCHS, MemoryFlags(64, 2, "amp", True), None, "raise --accum-freq (2) by the same factor."),
         (TORCHS, MemoryFlags(64, 2, "amp", False), None, "factor, or add --grad-checkpointing."),
         ("HIP out of memory", MemoryFlags(64, 2, "fp32", True), None, "The memory of the GPU is not enough. Lower"),
-    ],
-)
-def test_out_of_memory_names_the_flags_that_are_left(text, flags, forecast, expected):
-    said = out_of_memory_message(torch.OutOfMemoryError(text), flags, forecast)
-    assert expected in said and "\n" not in said
+    ):
+        sentence = out_of_memory_message(torch.OutOfMemoryError(text), flags, forecast)
+        assert expected in sentence and "\n" not in sentence

@@ -10,7 +10,7 @@ import hub_kinds
 import open_clip
 import pytest
 import torch
-from helpers import mini_config
+from helpers import mini_config, split
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from open_clip.model import CLIPTextCfg, CLIPVisionCfg
@@ -23,23 +23,9 @@ from pcmepp_openclip.host.weights import shapes_of
 
 NUMBERS = [-1, 0, 1, 2, 3, 4, 7, 8, 12, 16, 32, 64, 77, 224, 1024, 8192, 16384, 65536, 10**9, 10**18, 10**400]
 FLOATS = [-1.0, 0.0, 1e-9, 0.1, 0.5, 1.0, 2.5, 1e6, 1e40, 1e308, math.inf, -math.inf, math.nan]
-WORDS = [
-    "",
-    "tok",
-    "avg",
-    "none",
-    "first",
-    "last",
-    "eos",
-    "argmax",
-    "linear",
-    "sin_cos_2d",
-    "custom",
-    "default",
-    "tanh",
-]
-WORDS += ["cls_pooler", "max_pooler", "mlp", "map", "rot_attn", "fastvit_mci0", "roberta-base", "evil/x"]
-WORDS += ["bicubic", "longest", "squash", "RGB", "clips", "lower", "own", "\x1b[2J", "x" * 5000, "mean", "sum"]
+WORDS = split("tok avg none first last eos argmax linear sin_cos_2d custom default tanh cls_pooler max_pooler mlp map")
+WORDS += split("rot_attn fastvit_mci0 roberta-base evil/x bicubic longest squash RGB clips lower own mean sum")
+WORDS += ["", "\x1b[2J", "x" * 5000]
 SCALARS = st.one_of(
     st.sampled_from([None, True, False]), st.sampled_from(NUMBERS), st.sampled_from(FLOATS), st.sampled_from(WORDS)
 )
@@ -114,11 +100,11 @@ def served(session_hub, tmp_path_factory):
     hub_kinds.serve_text_models(session_hub, tmp_path_factory.mktemp("served"))
 
 
-@pytest.mark.parametrize("kind", TOWERS)
-def test_every_kind_passes_and_can_be_built_and_run(kind):
-    config = changed(kind, [])
-    check_config(config, kind)
-    run(config)
+def test_every_kind_passes_and_can_be_built_and_run():
+    for kind in TOWERS:
+        config = changed(kind, [])
+        check_config(config, kind)
+        run(config)
 
 
 TOGETHER = "its values do not go together"
@@ -142,14 +128,14 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("kind, key, value, words", REFUSED.values(), ids=[name.replace(" ", "-") for name in REFUSED])
-def test_what_cannot_be_built_or_is_not_safe_is_refused(kind, key, value, words):
-    block = "text_cfg" if kind in ("roberta", "gpo text") else "vision_cfg"
-    config = changed(kind.removesuffix(" text"), [((("model_cfg", block), key), value)])
-    start = time.process_time()
-    with pytest.raises(ConfigRefused, match=words):
-        check_config(config, kind)
-    assert time.process_time() - start < 10
+def test_what_cannot_be_built_or_is_not_safe_is_refused():
+    for name, (kind, key, value, words) in REFUSED.items():
+        block = "text_cfg" if kind in ("roberta", "gpo text") else "vision_cfg"
+        config = changed(kind.removesuffix(" text"), [((("model_cfg", block), key), value)])
+        start = time.process_time()
+        with pytest.raises(ConfigRefused, match=words):
+            check_config(config, kind)
+        assert time.process_time() - start < 10, name
 
 
 def test_a_trunk_with_a_map_has_no_tokens_for_gpo():
@@ -159,7 +145,7 @@ def test_a_trunk_with_a_map_has_no_tokens_for_gpo():
         check_config(config, "map")
 
 
-@pytest.mark.parametrize("name", ["EVA02-E-14-plus", "PE-Core-bigG-14-448", "mt5-xl-ViT-H-14", "ViT-bigG-14"])
+@pytest.mark.parametrize("name", ["EVA02-E-14-plus", "mt5-xl-ViT-H-14"])
 def test_the_largest_models_of_open_clip_pass_where_there_is_memory(name, monkeypatch):
     config = {"model_cfg": open_clip.get_model_config(f"PCMEpp-{name}")}
     monkeypatch.setattr("os.sysconf", lambda key: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**24}[key])  # 64 GiB

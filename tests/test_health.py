@@ -72,42 +72,42 @@ NOISE = (torch.randn(STEPS, generator=torch.Generator().manual_seed(0)) / 256**0
 MORE_NOISE = (torch.randn(STEPS, generator=torch.Generator().manual_seed(1)) / 16**0.5).tolist()
 
 
-@pytest.mark.parametrize(
-    "changes, settings",
-    [
-        # before the run has settled
-        ({"image_agreement": lambda t: -0.9 if t < 200 else 0.1}, {}),
-        ({"expected_matches": lambda t: 100.0 if t < 200 else 1.0}, {}),
-        ({"text_agreement": lambda t: -0.9 if t < 900 else 0.1}, {"warmup": 900}),
-        # noise, a short dip, and a value that is hardly negative
-        ({"image_agreement": lambda t: NOISE[t], "text_agreement": lambda t: -NOISE[t]}, {}),
-        ({"image_agreement": lambda t: MORE_NOISE[t], "text_agreement": lambda t: -MORE_NOISE[t]}, {"batch": 16}),
-        ({"image_agreement": lambda t: -0.9 if 500 <= t < 540 else 0.1}, {}),
-        ({"image_agreement": lambda t: -0.9 if 500 <= t < 509 else 0.1}, {"every": 1}),
-        ({"image_agreement": -0.05}, {}),
-        ({"image_agreement": -0.3}, {"batch": 16}),
-        ({"expected_matches": lambda t: 1.0 if t % 30 else 9.0}, {}),
-        # a ratio that rises too slowly, falls, or rises from a low value
-        ({"match_ratio": lambda t: 0.7 + 0.0001 * t}, {}),
-        ({"match_ratio": lambda t: 0.84 - 0.0002 * t}, {}),
-        ({"match_ratio": lambda t: 0.1 + 0.0005 * t}, {}),
-        # not defined
-        ({"image_agreement": math.nan, "text_agreement": math.nan, "expected_matches": math.nan}, {}),
-        ({"match_ratio": math.nan, "variance_share": math.nan}, {}),
-        # not what the theory is about
-        ({"match_ratio": 1.0}, {"match_logit": "siglip"}),
-        ({"match_ratio": 1.0, "image_agreement": -0.5}, {"contrastive_weight": 0.0}),
-        ({"match_ratio": 1.0, "image_agreement": -0.5, "variance_share": 0.99}, {"distance": "elk"}),
-        ({"match_ratio": 1.0, "image_agreement": -0.5, "variance_share": 0.99}, {"match_weight": 0.0}),
-        ({"expected_matches": 9.0}, {"match_weight": 0.0}),
-        ({"expected_matches": 9.0}, {"pp_weight": 0.1}),
-        # a run that ends before it can be told
-        ({"image_agreement": -0.5, "expected_matches": 9.0}, {"steps": 0}),
-        ({"image_agreement": -0.5, "expected_matches": 9.0}, {"steps": 4, "warmup": 2, "every": 1}),
-    ],
-)
-def test_nothing_is_said_without_need(changes, settings):
-    assert given(changes, **settings) == []
+FINE_RUNS = [
+    # before the run has settled
+    ({"image_agreement": lambda t: -0.9 if t < 200 else 0.1}, {}),
+    ({"expected_matches": lambda t: 100.0 if t < 200 else 1.0}, {}),
+    ({"text_agreement": lambda t: -0.9 if t < 900 else 0.1}, {"warmup": 900}),
+    # noise, a short dip, and a value that is hardly negative
+    ({"image_agreement": lambda t: NOISE[t], "text_agreement": lambda t: -NOISE[t]}, {}),
+    ({"image_agreement": lambda t: MORE_NOISE[t], "text_agreement": lambda t: -MORE_NOISE[t]}, {"batch": 16}),
+    ({"image_agreement": lambda t: -0.9 if 500 <= t < 540 else 0.1}, {}),
+    ({"image_agreement": lambda t: -0.9 if 500 <= t < 509 else 0.1}, {"every": 1}),
+    ({"image_agreement": -0.05}, {}),
+    ({"image_agreement": -0.3}, {"batch": 16}),
+    ({"expected_matches": lambda t: 1.0 if t % 30 else 9.0}, {}),
+    # a ratio that rises too slowly, falls, or rises from a low value
+    ({"match_ratio": lambda t: 0.7 + 0.0001 * t}, {}),
+    ({"match_ratio": lambda t: 0.84 - 0.0002 * t}, {}),
+    ({"match_ratio": lambda t: 0.1 + 0.0005 * t}, {}),
+    # not defined
+    ({"image_agreement": math.nan, "text_agreement": math.nan, "expected_matches": math.nan}, {}),
+    ({"match_ratio": math.nan, "variance_share": math.nan}, {}),
+    # not what the theory is about
+    ({"match_ratio": 1.0}, {"match_logit": "siglip"}),
+    ({"match_ratio": 1.0, "image_agreement": -0.5}, {"contrastive_weight": 0.0}),
+    ({"match_ratio": 1.0, "image_agreement": -0.5, "variance_share": 0.99}, {"distance": "elk"}),
+    ({"match_ratio": 1.0, "image_agreement": -0.5, "variance_share": 0.99}, {"match_weight": 0.0}),
+    ({"expected_matches": 9.0}, {"match_weight": 0.0}),
+    ({"expected_matches": 9.0}, {"pp_weight": 0.1}),
+    # a run that ends before it can be told
+    ({"image_agreement": -0.5, "expected_matches": 9.0}, {"steps": 0}),
+    ({"image_agreement": -0.5, "expected_matches": 9.0}, {"steps": 4, "warmup": 2, "every": 1}),
+]
+
+
+def test_nothing_is_said_without_need():
+    for changes, settings in FINE_RUNS:
+        assert given(changes, **settings) == [], (changes, settings)
 
 
 def test_the_flag_fits_the_run():
@@ -121,19 +121,19 @@ def test_the_flag_fits_the_run():
     assert "Lower the logit bias" in text
 
 
-@pytest.mark.parametrize(
-    "name, value, said",
-    [
-        ("image_miscalibration", math.inf, "no pair of the batch is a match"),
-        ("image_miscalibration", 60.0, "raise --init-logvar-bias (now -5) or raise --init-match-shift (now 1)."),
-        ("expected_matches", 256.0, "raise --init-logvar-bias (now -5) or lower --init-match-shift (now 1)."),
-    ],
-)
-@pytest.mark.parametrize("distance", ["kl", "js", "bhattacharyya", "elk"])
-def test_a_distance_that_saturates_the_matching_loss_is_said_at_the_start(name, value, said, distance):
+SATURATED = [
+    ("kl", "image_miscalibration", math.inf, "no pair of the batch is a match"),
+    ("js", "image_miscalibration", 60.0, "raise --init-logvar-bias (now -5) or raise --init-match-shift (now 1)."),
+    ("bhattacharyya", "expected_matches", 256.0, "raise --init-logvar-bias (now -5) or lower --init-match-shift"),
+    ("elk", "expected_matches", 256.0, "raise --init-logvar-bias (now -5) or lower --init-match-shift (now 1)."),
+]
+
+
+@pytest.mark.parametrize("distance, name, value, words", SATURATED)
+def test_a_distance_that_saturates_the_matching_loss_is_said_at_the_start(distance, name, value, words):
     first = {name: lambda t: value if t == 0 else FINE[name]}
     ((step, text),) = given(first, distance=distance)
-    assert step == 0 and said in text and f"starts saturated: by --distance {distance} " in text
+    assert step == 0 and words in text and f"starts saturated: by --distance {distance} " in text
     later = {name: lambda t: FINE[name] if t == 0 else value}
     assert not [text for _, text in given(later, distance=distance) if "saturated" in text]
     assert not [text for _, text in given(first, distance="csd") if "saturated" in text]

@@ -9,6 +9,8 @@ import open_clip
 import pytest
 import torch
 import yaml
+from eval_data import write_retrieval
+from helpers import split
 from shard_maker import write_shards
 
 from pcmepp_openclip import cli
@@ -20,20 +22,23 @@ ESC = "\x1b[2J\x1b]0;owned\x07\x9b31m"
 EVIL = f"x`|<script>alert(1)</script>\n---\nlicense: evil\n# Owned\n[click](http://evil) {ESC}"
 
 
-@pytest.mark.parametrize("name", ["README.md", "vocab.txt", "open_clip_config.json", "open_clip_model.safetensors"])
-def test_a_link_is_not_pushed(name, guarded, exported, tmp_path, capsys):
-    secret = tmp_path / "secret"
-    secret.write_bytes((exported / name).read_bytes() if (exported / name).exists() else b"a secret")
-    (exported / name).unlink(missing_ok=True)
-    (exported / name).symlink_to(secret)
-    assert cli.main(["push", str(exported), "me/linked"]) == 2
-    assert f"{name} is a symbolic link, which is not followed" in capsys.readouterr().err
+def test_a_link_is_not_pushed(guarded, exported, tmp_path, capsys):
+    for name in ("README.md", "vocab.txt", "open_clip_config.json", "open_clip_model.safetensors"):
+        path, secret = exported / name, tmp_path / "secret"
+        content = path.read_bytes() if path.exists() else None
+        secret.write_bytes(content or b"a secret")
+        path.unlink(missing_ok=True)
+        path.symlink_to(secret)
+        assert cli.main(["push", str(exported), "me/linked"]) == 2
+        assert f"{name} is a symbolic link, which is not followed" in capsys.readouterr().err
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content)
     assert not guarded.requests
 
 
-@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
-def test_what_is_no_file_is_said_in_one_sentence(make, exported, capsys):
-    make(exported / "spiece.model")
+def test_what_is_no_file_is_said_in_one_sentence(exported, capsys):
+    os.mkfifo(exported / "spiece.model")
     assert cli.main(["push", str(exported), "me/x", "--dry-run"]) == 2
     assert "spiece.model is not a file" in capsys.readouterr().err
 
@@ -113,12 +118,13 @@ def test_a_hostile_record_and_damaged_results_are_no_part_of_a_card(hostile, cap
 RECORDS = [EVIL, [1], {"config": None}, {"config": EVIL}, {"config": {"model_cfg": EVIL}}, {"x": 1}]
 
 
-@pytest.mark.parametrize("about", RECORDS, ids=range(len(RECORDS)))
-def test_a_record_without_a_config_is_said_in_one_sentence(about, hostile, capsys):
-    torch.save({**torch.load(hostile), "about": about}, hostile)
-    assert cli.main(["push", str(hostile), "me/x", "--dry-run"]) == 2
-    shown = capsys.readouterr().err
-    assert shown.startswith("pcmepp push: ") and "\x1b" not in shown and shown.count("\n") == 1
+def test_a_record_without_a_config_is_said_in_one_sentence(hostile, capsys):
+    saved = torch.load(hostile)
+    for record_ in RECORDS:
+        torch.save({**saved, "about": record_}, hostile)
+        assert cli.main(["push", str(hostile), "me/x", "--dry-run"]) == 2
+        shown = capsys.readouterr().err
+        assert shown.startswith("pcmepp push: ") and "\x1b" not in shown and shown.count("\n") == 1
 
 
 def test_results_that_cannot_be_read_are_said_in_one_sentence(hostile, capsys):
@@ -139,7 +145,7 @@ def test_names_of_tensors_are_no_commands_to_a_terminal(tiny_model, tmp_path, ca
     assert r"\x1b[2J" in shown.out + shown.err and not re.search("[\x1b\x07\x9b]", shown.out + shown.err)
 
 
-@pytest.mark.parametrize("mask, mode", [(0o077, 0o600), (0o022, 0o644), (0o002, 0o664)])
+@pytest.mark.parametrize("mask, mode", [(0o077, 0o600), (0o002, 0o664)])
 def test_files_follow_the_umask(mask, mode, tiny_model, tmp_path):
     write_shards(tmp_path / "d", [4])
     torch.save(tiny_model.state_dict(), tmp_path / "model.pt")
@@ -160,30 +166,25 @@ def test_files_follow_the_umask(mask, mode, tiny_model, tmp_path):
 # Places that cannot be written to: below a file, in a file system without room for anyone, a folder in a file's place.
 
 
-@pytest.mark.parametrize("place", ["file/out", "/proc/out", "/dev/null"])
-def test_an_out_that_cannot_be_written_to_is_said_before_the_work(place, tiny_model, tmp_path, capsys):
-    from eval_data import write_retrieval
-
+def test_an_out_that_cannot_be_written_to_is_said_before_the_work(tiny_model, tmp_path, capsys):
     (tmp_path / "file").write_text("x")
-    out = tmp_path / place
     torch.save(tiny_model.state_dict(), tmp_path / "model.pt")
     write_retrieval(tmp_path / "data")
-    evaluation = ["--model", "PCMEpp-tiny", "--retrieval", str(tmp_path / "data"), "--out", str(out)]
-    training = ["--model", "PCMEpp-tiny", "--dataset-type", "synthetic", "--train-num-samples", "8", "--logs", str(out)]
-    for command in (
-        ["eval", *evaluation],
-        ["demo", "--out", str(out)],
-        ["convert", str(tmp_path / "model.pt"), str(out / "clip.pt")],
-        ["train", *training, "--batch-size", "4", "--epochs", "1"],
-    ):
-        assert cli.main(command) == 2, command
-        shown = capsys.readouterr().err.strip().splitlines()[-1]
-        assert shown.startswith(f"pcmepp {command[0]}: ") and str(out) in shown, shown
+    training = split("--model PCMEpp-tiny --dataset-type synthetic --train-num-samples 8 --batch-size 4 --epochs 1")
+    for place in ("file/out", "/proc/out", "/dev/null"):
+        out = str(tmp_path / place)
+        for command in (
+            ["eval", "--model", "PCMEpp-tiny", "--retrieval", str(tmp_path / "data"), "--out", out],
+            ["demo", "--out", out],
+            ["convert", str(tmp_path / "model.pt"), f"{out}/clip.pt"],
+            ["train", *training, "--logs", out],
+        ):
+            assert cli.main(command) == 2, command
+            shown = capsys.readouterr().err.strip().splitlines()[-1]
+            assert shown.startswith(f"pcmepp {command[0]}: ") and out in shown, shown
 
 
 def test_a_folder_in_the_place_of_a_file(tiny_model, tmp_path, capsys):
-    from eval_data import write_retrieval
-
     torch.save(tiny_model.state_dict(), tmp_path / "model.pt")
     (tmp_path / "clip.pt").mkdir()
     assert cli.main(["convert", str(tmp_path / "model.pt"), str(tmp_path / "clip.pt"), "--overwrite"]) == 2

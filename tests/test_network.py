@@ -5,9 +5,7 @@ import json
 import os
 import re
 import signal
-import socket
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -44,12 +42,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_interface_is_that_of_the_route_to_the_head_node(monkeypatch, case):
-    names, sources, several, wanted = CASES[case]
-    monkeypatch.setattr(network, "_interfaces", lambda: names)
-    monkeypatch.setattr(network, "_sources", lambda host: sources.get(host, []))
-    assert network.interface_towards("head", several) == wanted
+def test_the_interface_is_that_of_the_route_to_the_head_node(monkeypatch):
+    for case, (names, sources, several, wanted) in CASES.items():
+        monkeypatch.setattr(network, "_interfaces", lambda names=names: names)
+        monkeypatch.setattr(network, "_sources", lambda host, sources=sources: sources.get(host, []))
+        assert network.interface_towards("head", several) == wanted, case
 
 
 def test_the_variable_is_set_only_if_it_is_unset(monkeypatch):
@@ -66,33 +63,19 @@ def test_the_variable_is_set_only_if_it_is_unset(monkeypatch):
     assert network.choose_interface() is None
 
 
-def test_interfaces_are_known_by_their_addresses():
-    """To which a socket can be bound, as to no other machine's."""
-    found = network._interfaces()
-    assert found["127.0.0.1"] == "lo"
-    assert set(found.values()) <= {name for _, name in socket.if_nameindex()}
-    for address, name in found.items():
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind((address, 0, 0, socket.if_nametoindex(name)) if ":" in address else (address, 0))
-
-
-@pytest.mark.parametrize(
-    "environment, several",
-    [
+def test_the_launcher_says_whether_there_are_several_nodes(monkeypatch):
+    for environment, several in (
         ({}, False),
         ({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}, False),
         ({"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}, True),
         ({"SLURM_NNODES": "2"}, True),
         ({"SLURM_NNODES": "2", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}, False),
-    ],
-)
-def test_the_launcher_says_whether_there_are_several_nodes(monkeypatch, environment, several):
-    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_NNODES"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert network.several_nodes() is several
+    ):
+        for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_NNODES"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        assert network.several_nodes() is several
 
 
 # Groups and files.
@@ -133,11 +116,6 @@ def test_gradients_are_added_in_the_same_order_in_every_step(ranks, tmp_path):
     assert len(first) > 50
     for later in others:
         assert all(torch.equal(a, b) for a, b in zip(first, later, strict=True))
-
-
-def test_a_tally_survives_json():
-    tally = tally_of(3)
-    assert Tally.from_plain(json.loads(json.dumps(tally.to_plain()))) == tally != tally_of(2)
 
 
 # A rank that fails ends the others.
@@ -255,52 +233,3 @@ def commands() -> list[str]:
         with contextlib.suppress(OSError):
             found.append(path.read_text())
     return found
-
-
-@pytest.mark.parametrize(
-    "error, code, sentence",
-    [
-        (ValueError("--x is wrong."), 2, "--x is wrong."),
-        (failures.RunFailed("The loss is not finite."), 1, "The loss is not finite."),
-        (KeyError("weight"), 1, "KeyError: 'weight'"),
-        (RuntimeError("out of memory\nmore lines"), 1, "RuntimeError: out of memory"),
-        (KeyboardInterrupt(), 130, "KeyboardInterrupt"),
-    ],
-)
-def test_what_other_ranks_learn_of_an_error(error, code, sentence):
-    assert (failures._exit_code(error), failures._sentence(error)) == (code, sentence)
-
-
-def test_each_other_node_prints_a_failure_once(capsys):
-    failure = failures.Failure(5, ("node2", "1"), 2, "no data")
-    assert failures._parse(json.dumps(asdict(failure)).encode()) == failure
-    for node, leads, printed in (
-        (("node1", "0"), True, "pcmepp train: rank 5 on node2 failed: no data\n"),
-        (("node1", "0"), False, ""),
-        (("node2", "1"), True, ""),
-    ):
-        watch = failures.FailureWatch(0, 8, leads, lambda: None)
-        watch.node = node
-        watch.say(failure)
-        assert capsys.readouterr().err == printed
-
-
-@pytest.mark.parametrize(
-    "rank, environment, waits",
-    [
-        (3, {"TORCHELASTIC_USE_AGENT_STORE": "True", "GROUP_RANK": "0"}, True),  # torchrun's agent on its node
-        (8, {"TORCHELASTIC_USE_AGENT_STORE": "True", "GROUP_RANK": "1"}, False),
-        (0, {}, True),
-        (1, {}, False),
-    ],
-)
-def test_where_the_store_is_a_failure_is_left_to_be_seen(monkeypatch, rank, environment, waits):
-    for name in ("TORCHELASTIC_USE_AGENT_STORE", "GROUP_RANK"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    watch = failures.FailureWatch(rank, 2, leads_node=False, before_exit=lambda: None)
-    watch._store = torch.distributed.HashStore()
-    monkeypatch.setattr(failures.time, "sleep", lambda _seconds: watch._store.add(failures.SEEN, 1))  # by the other
-    watch._let_others_see()
-    assert watch._store.add(failures.SEEN, 0) == 1 + waits

@@ -4,9 +4,6 @@ Real processes over gloo, through `compute_gradients` of the training loop."""
 
 import functools
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -94,16 +91,10 @@ CASES, LABEL_CASES = list(cases()), list(label_cases())
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results(ranks, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "cases.json").write_text(json.dumps(CASES + LABEL_CASES))
-    worker = str(Path(__file__).parent / "support/rank_worker.py")
-    ranks = [subprocess.Popen([sys.executable, worker, str(rank), str(folder)]) for rank in range(max(WORLDS))]
-    try:
-        assert [rank.wait(timeout=300) for rank in ranks] == [0] * len(ranks)
-    finally:
-        for rank in ranks:
-            rank.kill()
+    assert ranks.run(max(WORLDS), [folder], module="rank_worker") == [0] * max(WORLDS)
     return {case["name"]: torch.load(folder / f"{case['name']}.pt") for case in CASES + LABEL_CASES}
 
 

@@ -1,13 +1,13 @@
 """SigLIP models start as SigLIP: its logits, and its loss where the variances vanish, on 1 to 4 ranks."""
 
 import math
+import os
 from pathlib import Path
 
 import open_clip
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from kinds import kind_batch, kind_model
 from open_clip.loss import SigLipLoss
@@ -114,8 +114,9 @@ def both_losses(rank: int, world: int) -> dict:
     return results
 
 
-def run_rank(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
+def main(argv) -> None:
+    """Leave the losses of one of 2, 3 and 4 ranks in a folder."""
+    rank, folder = int(os.environ["RANK"]), argv[0]
     for world in (2, 3, 4):
         if rank < world:
             dist.init_process_group("gloo", f"file://{folder}/store{world}", rank=rank, world_size=world)
@@ -124,12 +125,12 @@ def run_rank(rank: int, folder: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results(ranks, tmp_path_factory):
     """Of every rank, by the number of ranks."""
     folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(run_rank, (str(folder),), nprocs=4)
-    found = {world: [torch.load(folder / f"{rank}-of-{world}.pt") for rank in range(world)] for world in (2, 3, 4)}
-    return {1: [both_losses(0, 1)], **found}
+    assert ranks.run(4, [folder], module="test_siglip") == [0] * 4
+    of_ranks = {world: [torch.load(folder / f"{rank}-of-{world}.pt") for rank in range(world)] for world in (2, 3, 4)}
+    return {1: [both_losses(0, 1)], **of_ranks}
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])

@@ -132,11 +132,6 @@ def cluster():
     shutil.rmtree(folder)
 
 
-def test_two_nodes_of_two_ranks_train_to_the_end(cluster):
-    job = Job(cluster, "plain", 2, gpus=2)
-    job.check_done(starts=1)
-
-
 def test_a_launch_folder_with_a_space_and_a_validation_that_was_cut_off(cluster):
     """All ranks are killed in the last validation; the same command then validates, and the job is done."""
     launch = shutil.copytree(LAUNCH, cluster.folder / "my launch")
@@ -178,14 +173,14 @@ def test_a_preempted_run_goes_on_by_itself(cluster):
     job.check_done(starts=2)
 
 
-def test_a_time_limit_is_only_a_pause(cluster):
-    job = Job(cluster, "limit", 3, options=["--time", "10", "--signal", "B:USR2@20"])
+def test_a_time_limit_is_only_a_pause_of_two_ranks_on_each_node(cluster):
+    job = Job(cluster, "limit", 4, options=["--time", "10", "--signal", "B:USR2@20"], gpus=2)
     job.freeze()
     cluster.run("scontrol", "update", f"job={job.id}", "TimeLimit=1")
     job.until(lambda: "USR2: asking the run to save and exit" in job.output, "told of its limit")
     job.thaw()
     job.until(lambda: "not done: requeued" in job.output, "stopped")
-    assert 3 <= len(job.steps) < 3 * 16 and (job.logs / "limit/stopped").exists(), job.output[-6000:]
+    assert 3 <= len(job.steps) < 4 * 8 and (job.logs / "limit/stopped").exists(), job.output[-6000:]
     cluster.run("scontrol", "update", f"job={job.id}", "TimeLimit=10")
     job.start_again()
     job.check_done(starts=2)

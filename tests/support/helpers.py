@@ -15,6 +15,7 @@ import torch.nn.functional as F
 import pcmepp_openclip  # noqa: F401  open_clip knows the models now
 
 REPO = Path(__file__).parents[2]
+split = str.split  # "--epochs 1" as a shell passes it
 CAPTIONS = ["", "a dog", "a photo of a small black dog on a red sofa", "dog dog dog"]
 
 

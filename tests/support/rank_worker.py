@@ -1,10 +1,8 @@
-"""One rank of the exactness tests, by `ranks.py` or `python rank_worker.py RANK FOLDER`. Runs each case of
-FOLDER/cases.json with the first `world` ranks, one step of the training loop each, and leaves rank 0's loss, gradients
-and diagnostics there."""
+"""One rank of the exactness tests, for `ranks.py`. It runs each case of FOLDER/cases.json with the first `world` ranks,
+one step of the training loop each, and leaves rank 0's loss, gradients and diagnostics there."""
 
 import json
 import os
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -121,13 +119,7 @@ def one_step(case, rank, folder):
 def main(argv):
     import own_terms  # noqa: F401  registers a distance
 
-    torch.set_num_threads(1)
     rank, folder = int(os.environ["RANK"]), Path(argv[0])
     for case in json.loads((folder / "cases.json").read_text()):
         if rank < case["world"]:
             one_step(case, rank, folder)
-
-
-if __name__ == "__main__":
-    os.environ["RANK"] = sys.argv[1]
-    main(sys.argv[2:])

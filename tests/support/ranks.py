@@ -4,7 +4,8 @@ start takes no seconds.
     python ranks.py      reads one JSON request a line: {"world": 2, "argv": [...], "module": "..."} and
                          answers {"pids": [...]}; {"wait": [pids]} answers {"codes": [...]}, -9 for a killed one
 
-Each rank is a real process that runs `main` of the module and can be signalled by its pid."""
+Each rank is a real process that runs `main` of the module, of this folder or of the tests, and can be signalled by its
+pid."""
 
 import importlib
 import json
@@ -98,7 +99,9 @@ def wait(pids):
 
 if __name__ == "__main__":
     os.environ["OMP_NUM_THREADS"] = "1"
+    sys.path.append(str(Path(__file__).parents[1]))
     import open_clip_train.main  # noqa: F401  before the fork
+    import pytest  # noqa: F401
 
     import pcmepp_openclip.training.command  # noqa: F401
 
