@@ -151,6 +151,8 @@ def start(program: list[str]) -> None:
         patch.setattr(sys, "argv", program)
         try:
             runpy.run_module(program[0], run_name="__main__")
+        except SystemExit as end:
+            raise Refused(f"exit code {end.code}") from None
         finally:
             patch.undo()
 
