@@ -29,55 +29,38 @@ def _roberta(model_type: str, width: int, layers: int, vocab_size: int) -> dict[
         "max_position_embeddings": 514,
         "type_vocab_size": 1,
         "layer_norm_eps": 1e-5,
-        "bos_token_id": 0,
         "pad_token_id": 1,
-        "eos_token_id": 2,
     }
 
 
 def _mt5(width: int, layers: int, ffn_width: int) -> dict[str, Any]:
     return {
         "model_type": "mt5",
-        "is_encoder_decoder": True,
         "d_model": width,
         "num_layers": layers,
         "num_decoder_layers": layers,
         "num_heads": width // 64,
-        "d_kv": 64,
         "d_ff": ffn_width,
-        "feed_forward_proj": "gated-gelu",
         "vocab_size": 250112,
-        "tie_word_embeddings": False,
-        "decoder_start_token_id": 0,
         "pad_token_id": 0,
-        "eos_token_id": 1,
     }
 
 
 def _nllb(layers: int, ffn_width: int) -> dict[str, Any]:
     return {
         "model_type": "m2m_100",
-        "is_encoder_decoder": True,
-        "d_model": 1024,
         "encoder_layers": layers,
         "decoder_layers": layers,
-        "encoder_attention_heads": 16,
-        "decoder_attention_heads": 16,
         "encoder_ffn_dim": ffn_width,
         "decoder_ffn_dim": ffn_width,
         "encoder_layerdrop": 0,
         "decoder_layerdrop": 0,
         "vocab_size": 256206,
-        "max_position_embeddings": 1024,
-        "scale_embedding": True,
-        "decoder_start_token_id": 2,
-        "bos_token_id": 0,
         "pad_token_id": 1,
-        "eos_token_id": 2,
     }
 
 
-PUBLISHED = {  # the sizes of the published models
+PUBLISHED = {  # what of the published models is not a default of transformers
     "roberta-base": _roberta("roberta", 768, 12, 50265),
     "xlm-roberta-base": _roberta("xlm-roberta", 768, 12, 250002),
     "xlm-roberta-large": _roberta("xlm-roberta", 1024, 24, 250002),

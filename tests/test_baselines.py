@@ -227,7 +227,7 @@ def test_mistakes_are_one_sentence(data, tmp_path, capsys):
         assert words in sentence and sentence.count("\n") == 1
 
 
-@pytest.mark.parametrize("distance", ["kl", "pcme"])
+@pytest.mark.parametrize("distance", ["kl", "elk", "pcme"])  # by factors, in tiles, by samples
 def test_a_model_is_validated_and_evaluated_by_what_it_was_trained_with(data, tmp_path, distance, monkeypatch):
     monkeypatch.setattr(report, "write_report", lambda folder, *args: folder / "index.html")
     flags = ["--distance", distance]

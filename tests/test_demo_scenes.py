@@ -82,9 +82,9 @@ def test_captions_are_told_apart_by_their_words():
     """Two captions with the same words are true of the same scenes: else the truth would not be one of the text's."""
     random = Random(1)
     scenes = [draw_scene(random) for _ in range(400)]
+    captions = [draw_caption(random, scene) for scene in scenes for _ in range(3)]
     by_text: dict[str, np.ndarray] = {}
-    for caption in [draw_caption(random, scene) for scene in scenes for _ in range(3)]:
-        row = fitting([caption], scenes)[0]
+    for caption, row in zip(captions, fitting(captions, scenes), strict=True):
         assert (by_text.setdefault(str(caption), row) == row).all()
 
 
