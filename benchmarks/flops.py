@@ -94,6 +94,14 @@ def total(out: dict[str, Tensor]) -> Tensor:
 
 
 SPLIT, TOP = 0.96, 1.02  # the bars if both branches leave their towers early, and if one is on top
+DEEPER = "a split saves at most one block of each tower"
+SPLITS = {  # models with both branches split off: the bars for whole texts and for 16 tokens, and a note
+    "ViT-B-32": (0.95, 0.9, ""),
+    "ViT-B-16": (0.95, 0.9, ""),
+    "ViT-L-14": (None, None, ""),
+    "ViT-H-14": (SPLIT, SPLIT, DEEPER),
+    "ViT-bigG-14": (SPLIT, SPLIT, DEEPER),
+}
 KINDS = {  # one model of each kind, in the order of docs/models.md
     "ViT-L-14-CLIPA": (SPLIT, "the image tower averages all tokens, so that its last block saves nothing"),
     "ViT-B-16-SigLIP": (TOP, ""),
@@ -107,16 +115,11 @@ KINDS = {  # one model of each kind, in the order of docs/models.md
 
 
 def rows() -> Iterator[Row]:
-    for name, bars in (("ViT-B-32", (0.95, 0.9)), ("ViT-B-16", (0.95, 0.9)), ("ViT-L-14", (None, None))):
+    for name, (whole_bar, cut_bar, note) in SPLITS.items():
         plain = count(name).flops / 1e9
-        yield Row(f"{name}, training FLOPs per pair", count(f"PCMEpp-{name}").flops / 1e9, plain, "G", bars[0])
-        cut = count(f"PCMEpp-{name}", text_length=16).flops / 1e9
-        yield Row(f"{name}, training FLOPs per pair, texts cut to 16 tokens", cut, plain, "G", bars[1])
-    for name in ("ViT-H-14", "ViT-bigG-14"):
-        plain, note = count(name).flops / 1e9, "a split saves at most one block of each tower"
         whole, cut = (count(f"PCMEpp-{name}", text_length=length).flops / 1e9 for length in (None, 16))
-        yield Row(f"{name}, training FLOPs per pair", whole, plain, "G", SPLIT, note=note)
-        yield Row(f"{name}, training FLOPs per pair, texts cut to 16 tokens", cut, plain, "G", SPLIT)
+        yield Row(f"{name}, training FLOPs per pair", whole, plain, "G", whole_bar, note=note)
+        yield Row(f"{name}, training FLOPs per pair, texts cut to 16 tokens", cut, plain, "G", cut_bar)
     released = count("PCMEpp-ViT-B-16-unc2").flops / 1e9
     yield Row("ViT-B-16-unc2, training FLOPs per pair", released, count("ViT-B-16").flops / 1e9, "G")
     for name, (bar, note) in KINDS.items():

@@ -8,6 +8,7 @@ The token is the client's own: HF_TOKEN or `hf auth login`. It is never an argum
 URL's query: what a server says is shown without them.
 """
 
+import contextlib
 import re
 import sys
 import time
@@ -82,10 +83,10 @@ def check_access(target: HubTarget, silence: float = SILENCE_TIMEOUT_S) -> None:
             "There is no flag for it, since flags are logged."
         )
     api = _api()
-    private = target.private or None
-    _call(target, lambda: api.create_repo(target.repo_id, private=private, exist_ok=True), silence)
-    if not target.pull_request:  # anyone may open one
-        _call(target, lambda: api.auth_check(target.repo_id, write=True), silence)
+    with _explained(target, silence):
+        api.create_repo(target.repo_id, private=target.private or None, exist_ok=True)
+        if not target.pull_request:  # anyone may open one
+            api.auth_check(target.repo_id, write=True)
 
 
 def push(folder: Path, target: HubTarget, message: str, tag: str | None = None) -> tuple[str, bool]:
@@ -145,7 +146,8 @@ def _retry(target: HubTarget, do: Callable[[], T]) -> T:
     """Call `do`, again after longer and longer waits where that may help; PermanentHubError where not."""
     for wait in (*RETRY_WAITS_S, None):
         try:
-            return _call(target, do)
+            with _explained(target):
+                return do()
         except TransientHubError as failure:
             if target.pull_request and not failure.answered:  # it may have been opened, and must not be twice
                 raise PermanentHubError(
@@ -161,13 +163,14 @@ def _retry(target: HubTarget, do: Callable[[], T]) -> T:
     raise AssertionError
 
 
-def _call(target: HubTarget, do: Callable[[], T], silence: float = SILENCE_TIMEOUT_S) -> T:
-    """Call `do`; the exceptions of the client become PermanentHubError or TransientHubError."""
+@contextlib.contextmanager
+def _explained(target: HubTarget, silence: float = SILENCE_TIMEOUT_S) -> Iterator[None]:
+    """Turn the exceptions of the client into PermanentHubError or TransientHubError while the context lasts."""
     from huggingface_hub import get_session
 
     get_session().timeout = silence
     try:
-        return do()
+        yield
     except (PermanentHubError, TransientHubError):
         raise
     except Exception as error:
