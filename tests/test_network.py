@@ -50,17 +50,18 @@ def test_the_interface_is_that_of_the_route_to_the_head_node(monkeypatch):
 
 
 def test_the_variable_is_set_only_if_it_is_unset(monkeypatch):
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert network.choose_interface() == os.environ["GLOO_SOCKET_IFNAME"] == "lo"
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    assert network.choose_interface() == os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
-    monkeypatch.setenv("MASTER_ADDR", "no-such-host.invalid")
-    assert network.choose_interface() is None and "GLOO_SOCKET_IFNAME" not in os.environ
-    monkeypatch.delenv("MASTER_ADDR")
-    assert network.choose_interface() is None
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")  # it is as it was after the test
+    for before, head, after in (
+        (None, "localhost", "lo"),
+        ("eth7", "localhost", "eth7"),
+        (None, "no-such-host.invalid", None),
+        (None, None, None),
+    ):
+        for name, value in (("GLOO_SOCKET_IFNAME", before), ("MASTER_ADDR", head)):
+            monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+        network.choose_interface()
+        assert os.environ.get("GLOO_SOCKET_IFNAME") == after, (before, head)
 
 
 def test_the_launcher_says_whether_there_are_several_nodes(monkeypatch):

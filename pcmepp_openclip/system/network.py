@@ -41,22 +41,18 @@ def several_nodes() -> bool:
     return int(os.environ.get("SLURM_NNODES", "1")) > 1
 
 
-def choose_interface(head: str | None = None) -> str | None:
-    """Set GLOO_SOCKET_IFNAME, if it is unset, to the interface that leads to the head node. Call it before the first
-    process group is created.
+def choose_interface(head: str | None = None) -> None:
+    """Set GLOO_SOCKET_IFNAME, if it is unset, to the interface that leads to the head node. If that is unknown, gloo
+    takes its default. Call it before the first process group is created.
 
     Arguments:
         head: host name or address of the head node; by default MASTER_ADDR.
-
-    Returns:
-        The name of the interface; None if it is unknown, so that gloo takes its default.
     """
     head = head or os.environ.get("MASTER_ADDR")
-    if not os.environ.get(INTERFACE) and head:
+    if head and not os.environ.get(INTERFACE):
         name = interface_towards(head, several_nodes())
         if name is not None:
             os.environ[INTERFACE] = name
-    return os.environ.get(INTERFACE) or None
 
 
 def interface_towards(head: str, several_nodes: bool) -> str | None:
