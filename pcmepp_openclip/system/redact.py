@@ -109,20 +109,12 @@ def redact_args(args: argparse.Namespace) -> dict[str, str]:
     for name, value in vars(args).items():
         if name in _FREE_TEXT and isinstance(value, str):
             setattr(args, name, redact(value))
-        elif name not in _PLACES and any(redact(text) != text for text in _texts(value)):
+        elif name not in _PLACES and isinstance(value, (str, list, tuple)) and redact(text := str(value)) != text:
             raise ValueError(
                 f"{flag_of(name)} holds a login or a key, which would be logged: leave it out, and use a "
                 "local file or the environment."
             )
     return original
-
-
-def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _texts(part)
 
 
 def _learn(text: str) -> None:
