@@ -93,7 +93,7 @@ def fill(
         generator=torch.Generator(),  # leave the training process's random numbers alone
     )
     with signals_blocked():  # the workers are started here
-        batches = iter(loader)
+        batches = (batch for batch in loader)
     work = _write_files(store, left, encode, ranks.wait_for(batches))
     progress = _Progress(reading.names, sum(file.stop - file.start for file in files.values()), ranks.rank)
     with contextlib.closing(progress):

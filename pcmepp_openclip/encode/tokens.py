@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from ..data.batches import LoaderSpec
@@ -154,7 +155,9 @@ def train_data(
 
     reading = make_loader_spec(spec, transform, tokenizer, rank=ranks.rank, ranks=ranks.world_size)
     towers = replace(towers, normalization=reading.normalization)
-    footprint = _measure_footprint(reading, towers)
+    image = reading.transform(Image.new("RGB", (256, 256)))
+    pixels = image if reading.normalization is None else as_pixels(image)
+    footprint = footprint_of(*towers.encode(pixels[None], reading.tokenizer([""]))[:2])
     files = files_of(reading.shards, footprint)
     prepared: tuple[str, list[str]] | str = ("", [])
     if ranks.rank == 0:
@@ -204,14 +207,6 @@ def files_of(shards: Sequence[Shard], footprint: Footprint) -> dict[str, Segment
             start, stop = samples * i // count, samples * (i + 1) // count
             files[f"{number:06d}-{start:08d}"] = Segment(shard, start, stop)
     return files
-
-
-def _measure_footprint(reading: LoaderSpec, towers: Towers) -> Footprint:
-    from PIL import Image
-
-    image = reading.transform(Image.new("RGB", (256, 256)))
-    pixels = image if reading.normalization is None else as_pixels(image)
-    return footprint_of(*towers.encode(pixels[None], reading.tokenizer([""]))[:2])
 
 
 def _prepare(

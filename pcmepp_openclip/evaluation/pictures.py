@@ -68,7 +68,12 @@ def _extremes(result: TaskResult, query: QueryResults, score: str, count: int) -
         if result.encoded is None:
             yield Section(title, thumbnails=[_labelled(result, i, uncertainty_N[i].item()) for i in indices])
         else:
-            text = _explanation(result.encoded, query, SHOWN[score]) if end == "most" else ""
+            text = ""
+            if end == "most":
+                gallery = "captions" if query.samples == "images" else "images"
+                size, distance = len(getattr(result.encoded, gallery).mean), result.encoded.model.distance
+                sizes = {"count": min(FOUND, size), "size": size}
+                text = EXAMPLES.format(label=SHOWN[score], gallery=gallery, distance=distance, **sizes)
             yield Section(title, text, examples=list(_with_retrieved(result.encoded, query, indices, uncertainty_N)))
 
 
@@ -76,12 +81,6 @@ def _labelled(result: TaskResult, index: int, value: float) -> Thumbnail:
     """Return an image of a zero-shot folder with its uncertainty and its class."""
     data = result.data
     return Thumbnail(decode_image(data.images[index].read()), f"{number(value)}: {data.classes[data.labels[index]]}")
-
-
-def _explanation(encoded: CaptionedGaussians, query: QueryResults, label: str) -> str:
-    gallery = "captions" if query.samples == "images" else "images"
-    size, distance = len(getattr(encoded, gallery).mean), encoded.model.distance
-    return EXAMPLES.format(label=label, count=min(FOUND, size), size=size, gallery=gallery, distance=distance)
 
 
 def _with_retrieved(

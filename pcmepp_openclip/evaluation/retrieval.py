@@ -142,7 +142,8 @@ def _rank(name: str, distance: Distance, direction: str, query: Gaussian, galler
         if match_NR is not None:
             ranks_of_matches.append(first_rank(score_nM, match_NR[rows]))
         if most > 1:
-            hit_nK = _is_in(top_k(score_nM, most), right_NR[rows], score_nM)
+            is_right_nM = score_nM.new_zeros(len(score_nM), score_nM.shape[1] + 1, dtype=torch.bool)
+            hit_nK = is_right_nM.scatter_(1, right_NR[rows], True).gather(1, top_k(score_nM, most))
             precision.append(torch.stack(precisions(hit_nK, count_N[rows])))
     average, r_precision = torch.cat(precision, dim=1) if precision else (None, None)
     match_rank_N = torch.cat(ranks_of_matches) if ranks_of_matches else None
@@ -234,12 +235,6 @@ def places(matches: Matches, gallery: Gaussian) -> Tensor:
     place_M[size] = size
     indices = [torch.as_tensor(items, dtype=torch.long) for items in matches]
     return place_M[pad_sequence(indices, batch_first=True, padding_value=size).to(device)]
-
-
-def _is_in(top_nK: Tensor, place_nR: Tensor, score_nM: Tensor) -> Tensor:
-    """Return whether each retrieved item is right, [n, K]."""
-    right_nM = torch.zeros(len(score_nM), score_nM.shape[1] + 1, dtype=torch.bool, device=score_nM.device)
-    return right_nM.scatter_(1, place_nR, True).gather(1, top_nK)
 
 
 def top_k(score_nM: Tensor, k: int) -> Tensor:

@@ -368,10 +368,6 @@ def _conformal(encoded: CaptionedGaussians) -> Iterator[Metric]:
                 yield from labelled(of_levels, samples=query.samples, hit=label, score=score)
 
 
-def _pairs(encoded: CaptionedGaussians) -> Iterator[Metric]:
-    return pairs(encoded.pairs)
-
-
 RETRIEVAL_EVALUATORS: dict[str, Callable[[CaptionedGaussians], Iterable[Metric]]] = {
     "retrieval": _recalls,
     "coco": _coco,
@@ -380,7 +376,7 @@ RETRIEVAL_EVALUATORS: dict[str, Callable[[CaptionedGaussians], Iterable[Metric]]
     "crops": _crops,
     "captions": _captions,
     "conformal": _conformal,
-    "pairs": _pairs,
+    "pairs": lambda encoded: pairs(encoded.pairs),
 }
 ZEROSHOT_EVALUATORS: dict[str, Callable[[LabelledGaussians], Iterable[Metric]]] = {
     "zeroshot": _zeroshot,
