@@ -624,7 +624,7 @@ def test_numbers_of_shards_that_cannot_be(tmp_path, number):
 
 
 def test_damaged_embeddings_are_noticed_and_encoded_again(place, tmp_path, no_report, capsys):
-    """Every bit of the header and of some of the rest; a truncated file; one that belongs elsewhere."""
+    """Bits of every byte of the header and of some of the rest; a truncated file; one that belongs elsewhere."""
     flags = "--retrieval", place / "scenes"
     whole = evaluate(place, tmp_path, *flags)
     images, texts = sorted((tmp_path / "embeddings").rglob("*.safetensors"), reverse=True)
@@ -640,7 +640,7 @@ def test_damaged_embeddings_are_noticed_and_encoded_again(place, tmp_path, no_re
     assert evaluate(place, tmp_path, *flags) == whole
     header = 8 + int.from_bytes(data[:8], "little")
     assert read_embeddings(images) is not None
-    for bit in [*range(8 * header), *range(8 * header, 8 * len(data), 4093)]:
+    for bit in [*range(0, 8 * header, 3), *range(8 * header, 8 * len(data), 4093)]:  # some bits of every byte
         damaged = bytearray(data)
         damaged[bit // 8] ^= 1 << bit % 8
         images.write_bytes(damaged)
