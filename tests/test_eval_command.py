@@ -287,7 +287,7 @@ def test_control_characters_of_the_data_are_escaped_wherever_they_are_shown(plac
     write_tar(tmp_path / "x/0.tar", samples)
     evaluate(place, tmp_path / "out", "--retrieval", tmp_path / "x/0.tar", "--examples", 1)
     page, shown = (tmp_path / "out/index.html").read_text(encoding="utf-8"), capsys.readouterr()
-    for text in (page, shown.out):
+    for text in (page, shown.out, (tmp_path / "out/metrics.csv").read_text(encoding="utf-8")):
         assert "red\\x1b[2J" in text
         assert not [c for c in "\x1b\x07\x9b\u202e" if c in text]
     assert "\\x9b2K" in page

@@ -111,6 +111,7 @@ def test_a_plain_config_of_a_stranger_fetches_nothing(hub, tmp_path, capsys, sch
             ("text_cfg", None, "model_cfg lacks text_cfg"),
             ("", ["evil/text"], "lacks model_cfg"),
             ("", "evil/text", "lacks model_cfg"),
+            ("audio_cfg", {}, "cannot be built from its config"),
         )
     ):
         (folder / "open_clip_config.json").write_text(json.dumps(changed(json.loads(plain), key, value)))

@@ -123,6 +123,7 @@ def test_one_image_a_batch_of_pixels_and_what_is_encoded_already(models):
     torch.testing.assert_close(model.encode_texts(TEXTS[0]).mean, texts.mean[:1])
     pixels = torch.stack([model.preprocess(image) for image in IMAGES])
     assert torch.equal(model.encode_images(pixels).mean, images.mean)
+    assert torch.equal(model.encode_images(pixels.double()).mean, images.mean)  # the model is fp32
     for score in SCORES:
         assert torch.equal(model.similarity(images, texts, score), model.similarity(IMAGES, TEXTS, score))
     assert torch.equal(model.confusion(texts=texts), model.confusion(texts=TEXTS))
@@ -290,6 +291,7 @@ MISTAKES = {
     "meta": ("plain", lambda m: m.encode_images(torch.zeros(1, 3, 32, 32, device="meta")), "images must be .*meta"),
     "bytes": ("plain", lambda m: m.encode_images(torch.zeros(1, 3, 32, 32).byte()), "images must be .*uint8"),
     "no pixels": ("plain", lambda m: m.encode_images(Image.new("RGB", (0, 0))), "images .*broken image"),
+    "one channel": ("plain", lambda m: m.encode_images(torch.zeros(2, 1, 32, 32)), r"not \[2, 1, 32, 32\]"),
     "one tensor": ("plain", lambda m: m.encode_images(torch.zeros(3, 32, 32)), r"not \[3, 32, 32\]"),
 }
 

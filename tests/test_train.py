@@ -112,6 +112,8 @@ def test_the_same_seed_gives_the_same_losses_and_resume_goes_on(run):
         (["--rank-timeout-minutes", "inf"], "--rank-timeout-minutes must be at most 525600, a year, not inf"),
         (["--save-retry-minutes", "1e300"], "--save-retry-minutes must be at most 525600, a year, not 1e+300"),
         (["--warmup", "-1"], "--warmup must be at least 0, not -1"),
+        (["--wd", "-0.1"], "--wd must be at least 0, not -0.1"),
+        (["--grad-clip-norm", "-1"], "--grad-clip-norm must be more than 0, not -1"),
         (["--dry-run", "0"], "--dry-run must be at least 1, not 0: drop it to train"),
         (["--train-data", ""], "There is nothing to train on: give --train-data"),
         (["--trian-data", "x"], "there is no flag --trian-data; did you mean '--train-data'?"),

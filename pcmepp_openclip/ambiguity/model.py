@@ -99,14 +99,14 @@ class ImageTextModel:
         if isinstance(images, Image.Image):
             images = [images]
         if isinstance(images, Tensor):
-            if images.ndim != 4:
+            if images.ndim != 4 or images.shape[1] != 3:
                 raise ValueError(f"Pixels must be a batch [N, 3, height, width], not {list(images.shape)}.")
             if images.layout is not torch.strided or images.is_meta or not images.is_floating_point():
                 raise ValueError(
                     "images must be pixels as the preprocessing gives them, a dense tensor of floats, not "
                     f"{images.dtype}, {images.layout}, on {images.device}."
                 )
-            return self._encode(images, "image", lambda batch: batch)
+            return self._encode(images.float(), "image", lambda batch: batch)
         if not (isinstance(images, Sequence) and all(isinstance(image, Image.Image) for image in images)):
             raise ValueError(
                 "images must be images of Pillow's, a pixel tensor or a Gaussian, not "

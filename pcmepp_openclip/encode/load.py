@@ -110,6 +110,9 @@ def load_model(name: str, pretrained: str | None = None, device: str | None = No
         if "Required pretrained weights" in reason:
             reason = f"{name} has no weights that can be loaded: put them beside its config."
         raise ValueError(reason) from error
+    except (TypeError, LookupError, ArithmeticError) as error:  # anyone's config may hold anything
+        reason = f"{type(error).__name__}: {error}".split("\n")[0]
+        raise ValueError(f"{name} cannot be built from its config ({reason}).") from error
     probabilistic = isinstance(model, ProbabilisticModel) and not model.fresh_logvar
     return LoadedModel(name, pretrained, model.eval(), bounded(preprocess), tokenizer, probabilistic, device)
 

@@ -80,9 +80,11 @@ def shown_scores(query: QueryResults) -> list[str]:
 
 
 def metric_frame(results: Sequence[TaskResult]) -> pd.DataFrame:
-    """Return every metric as a row: the dataset, the task, the key in results.json, the fields of `Metric`."""
+    """Return every metric as a row: the dataset, the task, the key in results.json, the fields of `Metric`. Control
+    characters that a group has from the data are escaped."""
     return pd.DataFrame(
-        {"dataset": result.name, "task": result.task, "key": metric.key, **vars(metric)}
+        {"dataset": result.name, "task": result.task, "key": printable(metric.key)}
+        | {**vars(metric), "group": printable(metric.group)}
         for result in results
         for metric in result.metrics
     )

@@ -32,7 +32,7 @@ READ = (  # the flags of open_clip that are read here
     *("save_frequency", "save_most_recent", "delete_previous_checkpoint"),
     *("grad_checkpointing",),
 )
-AT_LEAST = {"batch_size": 1, "accum_freq": 1, "epochs": 1, "workers": 0, "log_every_n_steps": 1, "warmup": 0}
+AT_LEAST = {"batch_size": 1, "accum_freq": 1, "epochs": 1, "workers": 0, "log_every_n_steps": 1, "warmup": 0, "wd": 0}
 NOT_SERVED = (
     *("horovod", "distill_model", "torchscript", "trace", "use_bnb_linear", "remote_sync", "copy_codebase"),
     *("fsdp", "use_naflex", "force_naflex_vision", "length_bucketing", "audio_zeroshot_dataset", "pretrained_audio"),
@@ -232,6 +232,8 @@ def check_numbers(args: Namespace) -> None:
     for name, least in AT_LEAST.items():
         if getattr(args, name) < least:
             raise ValueError(f"{flag_of(name)} must be at least {least}, not {getattr(args, name)}.")
+    if args.grad_clip_norm is not None and not args.grad_clip_norm > 0:  # a negative norm turns the gradients round
+        raise ValueError(f"--grad-clip-norm must be more than 0, not {args.grad_clip_norm:g}: drop it not to clip.")
 
 
 def check_served(args: Namespace) -> None:
