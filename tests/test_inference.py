@@ -200,6 +200,14 @@ def test_vagueness_is_the_variance_and_warns_where_it_was_trained_by_matching(mo
         assert torch.equal(model.vagueness(images=IMAGES), model.encode_images(IMAGES).uncertainty)
 
 
+def test_the_old_names_say_what_to_ask(models):
+    with pytest.raises(AttributeError, match=r"confusion.*multiplicity.*vagueness"):
+        models["pcmepp-bank"].ambiguity(texts=TEXTS)
+    for name in ("entropy", "share"):
+        with pytest.raises(AttributeError, match=f"{name}.*confusion.*multiplicity"):
+            getattr(models["pcmepp-bank"].bank, name)
+
+
 @pytest.mark.parametrize("name", ["pcmepp-bank", "plain-bank"])
 def test_scores_by_the_bank(models, name):
     model = models[name]

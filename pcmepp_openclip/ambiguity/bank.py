@@ -28,6 +28,7 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -104,6 +105,10 @@ class Bank:
 
     def __len__(self) -> int:
         return len(self.images_BD)
+
+    def __getattr__(self, name: str) -> Any:
+        hint = ": ask its confusion or its multiplicity" if name in ("entropy", "share") else ""  # older names
+        raise AttributeError(f"A Bank has no attribute {name!r}{hint}.")
 
     def to(self, device: torch.device | str) -> "Bank":
         return Bank(self.images_BD.to(device), self.texts_BD.to(device), self.scale)

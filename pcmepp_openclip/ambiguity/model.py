@@ -8,7 +8,7 @@
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 from PIL import Image
@@ -177,6 +177,10 @@ class ImageTextModel:
                 stacklevel=3,
             )
         return queries.uncertainty
+
+    def ambiguity(self, **_: Any) -> NoReturn:
+        """Raise an AttributeError that names the three methods in place of this one of an earlier version."""
+        raise AttributeError("ambiguity is three questions now: ask confusion, multiplicity or vagueness.")
 
     @torch.inference_mode()
     def similarity(self, images: Images, texts: Texts, score: str = "cosine", estimator: str | None = None) -> Tensor:

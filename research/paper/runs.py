@@ -414,7 +414,7 @@ class Runner:
             values = {column.name: column.value(metrics, row.by, self.scale.name) for column in table.columns}
             if any(map(math.isinf, values.values())):
                 raise ValueError("infinite")
-        except (OSError, ValueError, LookupError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             raise ValueError(
                 f"{run.results} is damaged or has numbers that are not finite: delete it, and the same command "
                 "evaluates the row again."
