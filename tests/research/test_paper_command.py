@@ -139,6 +139,7 @@ def evaluated(path, **changed):
         lambda path: path.write_bytes(b"\xff" * 40),
         lambda path: path.write_text("[]"),
         lambda path: path.write_text("{}"),
+        lambda path: path.write_text("[" * 100_000),
         lambda path: path.write_text(path.read_text().replace("300.0", '"300"')),
         lambda path: path.write_text(path.read_text().replace("300.0", "1e999")),
         lambda path: evaluated(path, other=math.nan),
