@@ -98,7 +98,12 @@ def make_run(
     evaluation = folder / "-".join(["eval", name, *(word.strip("-") for word in flags)])
     evaluate = ("--model", model, "--pretrained", str(pretrained), *data, *flags, "--out", str(evaluation))
     if train is not None:
-        train = (*train, "--logs", str(folder), "--name", "run", "--resume", "latest")
+        train = (
+            *train,
+            "--logs",
+            str(folder),
+            *(() if "--rival" in train else ("--name", "run", "--resume", "latest")),
+        )
     return Run(folder, train, evaluation, evaluate, clip, needs)
 
 
@@ -156,7 +161,9 @@ class Scenes:
             flags = [*settings(model, self.start_steps, START_LR), *own]
             name = digest(*flags, str(self.size))
         else:
-            flags, begin = [*settings(model, self.steps, LR), *own], ["--pretrained", str(start.clip)]
+            short = ["--model", model, "--steps", str(self.steps), "--lr", LR]
+            flags = [*(short if row.is_rival else settings(model, self.steps, LR)), *own]
+            begin = ["--pretrained", str(start.clip)]
             name = digest(*flags, start.folder.parent.name)
         folder = self.out / "runs" / name / f"seed-{seed}"
         last = folder / "run" / "checkpoints" / "epoch_1.pt"
@@ -167,8 +174,11 @@ class Scenes:
         self, folder: Path, flags: list[str], model: str, checkpoint: Path, seed: int, task: str, **options: Any
     ) -> Run:
         pattern = f"{self.data(seed) / 'train'}/{{00000..{(self.size - 1) // SHARD:05d}}}.tar"
-        train = [*flags, "--train-data", f"scenes={pattern}", "--workers", "1", "--seed", str(seed)]
-        train += ["--save-every-minutes", "0", "--log-every-n-steps", "50"]
+        if (row := options.get("row")) is not None and row.is_rival:
+            train = [*flags, "--train-data", pattern, "--seed", str(seed)]
+        else:
+            train = [*flags, "--train-data", f"scenes={pattern}", "--workers", "1", "--seed", str(seed)]
+            train += ["--save-every-minutes", "0", "--log-every-n-steps", "50"]
         data = ("--workers", "0", "--batch-size", "256", f"--{task}", f"{task}={self.data(seed) / task}")
         return make_run(folder, train, model, checkpoint, data, task, **options)
 
@@ -218,14 +228,18 @@ class Coco:
             folder = self.out / "runs" / digest(model, *self._files) / f"seed-{seed}"
             return make_run(folder, None, model, "openai", data, "coco")
         augment = TOKEN_AUGMENT if "GPO" in row.coco_model else ""
-        flags = ["--model", row.coco_model, *shlex.split(f"{RECIPE} {augment} {row.flags} {row.coco_flags}")]
+        recipe = "--pretrained openai" if row.is_rival else f"{RECIPE} {augment}"
+        flags = ["--model", row.coco_model, *shlex.split(f"{recipe} {row.flags} {row.coco_flags}")]
         folder = self.out / "runs" / digest(*flags, *self._files) / f"seed-{seed}"
         names = sorted(path.stem for path in (self.folder / "train").glob("*.tar"))
         shards = f"{self.folder / 'train'}/{{{names[0]}..{names[-1]}}}.tar"
         val = min((self.folder / "val").glob("*.tar"))  # the first shard, 1,000 images, as in the authors' code
-        train = [*flags, "--train-data", f"coco={shards}", "--val-data", str(val)]
-        train += ["--val-num-samples", "1000", "--dataset-type", "webdataset", "--workers", "8", "--seed", str(seed)]
-        train += ["--batch-size", str(COCO_BATCH // self.ranks)]
+        train = [*flags, "--val-data", str(val), "--seed", str(seed), "--train-data"]
+        if row.is_rival:
+            train += [shards]
+        else:
+            train += [f"coco={shards}", "--val-num-samples", "1000", "--dataset-type", "webdataset", "--workers", "8"]
+            train += ["--batch-size", str(COCO_BATCH // self.ranks)]
         checkpoint = folder / "run" / "checkpoints" / CHECKPOINTS[row.checkpoint]
         return make_run(folder, train, row.coco_model, checkpoint, data, f"coco-{row.checkpoint}", row)
 
@@ -279,9 +293,12 @@ class Runner:
 
     def commands(self, run: Run) -> Iterator[list[str]]:
         """Yield the command lines of a run: the training, unless there is none, and the evaluation."""
+        train, evaluate = [*self.launcher, "pcmepp_openclip.train"], [*self.launcher, "pcmepp_openclip.cli", "eval"]
+        if "--rival" in (run.train or ()):  # which one process trains
+            train, evaluate = ([*shlex.split(PYTHON), "research.rivals", word] for word in ("train", "eval"))
         if run.train is not None:
-            yield [*self.launcher, "pcmepp_openclip.train", *run.train]
-        yield [*self.launcher, "pcmepp_openclip.cli", "eval", *run.evaluate]
+            yield [*train, *run.train]
+        yield [*evaluate, *run.evaluate]
 
     def plan(self, table: Table, rows: Sequence[Row], seeds: Sequence[int]) -> dict[tuple[str, int], Run]:
         """Return the runs by row and seed."""

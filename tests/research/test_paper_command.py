@@ -263,7 +263,7 @@ def test_the_commands_of_coco_are_printed(tmp_path, capsys):
         (["distance"], "there is no table 'distance'; did you mean 'distances'?"),
         (["zzz"], "tables and figures: main, noise"),
         (["distances", "--rows", "cds"], "has no row 'cds'; did you mean 'csd'?"),
-        (["noise", "--rows", "20-ncr"], "none of them is run on scenes"),
+        (["main", "--rows", "b32-swa"], "none of them is run on scenes"),
         (["distances", "beta", "--rows", "csd"], "--rows chooses rows of one table"),
         (["distances", "--size", "10"], "--size 10 is smaller than a batch"),
         (["distances", "--data", "coco"], "--data coco needs --coco-dir"),
