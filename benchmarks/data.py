@@ -22,7 +22,6 @@ import numpy as np
 import open_clip
 import torch
 from open_clip_train.data import get_data as stock_get_data
-from open_clip_train.params import parse_args as stock_parse_args
 from PIL import Image
 
 from pcmepp_openclip import data
@@ -30,6 +29,7 @@ from pcmepp_openclip.data import build
 from pcmepp_openclip.data.crops import RandomCrop
 from pcmepp_openclip.data.decode import MAX_PIXELS
 from pcmepp_openclip.host import data as host_data
+from pcmepp_openclip.training.config import parse
 
 from .measure import Row, row
 
@@ -71,16 +71,14 @@ def write_shards(folder: Path, shards: int = SHARDS, samples: int = SAMPLES) -> 
 def arguments(
     pattern: str, *flags: str, model: str = MODEL, batch_size: int = BATCH, workers: int = WORKERS
 ) -> argparse.Namespace:
-    ours = argparse.ArgumentParser()
-    data.add_arguments(ours)
     sizes = ["--batch-size", str(batch_size), "--workers", str(workers)]
-    stock = stock_parse_args(["--train-data", pattern, "--dataset-type", "webdataset", "--model", model, *sizes])
-    stock.world_size, stock.rank, stock.distributed = 1, 0, False
-    return argparse.Namespace(**vars(stock), **vars(ours.parse_args(list(flags))))
+    args = parse(["--train-data", pattern, "--dataset-type", "webdataset", "--model", model, *sizes, *flags])
+    args.distributed = False
+    return args
 
 
 def our_get_data(args: argparse.Namespace, *rest: Any, **options: Any) -> Any:
-    return build.get_data(stock_get_data, data.resolve(data.DataFlags.from_args(args)), args, *rest, **options)
+    return build.get_data(stock_get_data, data.resolve(args, vars(args)), args, *rest, **options)
 
 
 def load(pattern: str, get_data: Callable[..., Any], *flags: str) -> Any:

@@ -63,7 +63,7 @@ def rows() -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         pattern = write_shards(Path(folder), SHARDS, SAMPLES)
         args = arguments(pattern, model=MODEL, batch_size=BATCH, workers=WORKERS)
-        spec = data.resolve(data.DataFlags.from_args(args))
+        spec = data.resolve(args, vars(args))
         transforms = for_training, for_validation
         computed = build.get_data(stock_get_data, spec, args, transforms, tokenizer=tokenizer)["train"]
         cache = Path(folder) / "tokens"

@@ -12,13 +12,14 @@ import open_clip
 import torch
 
 from pcmepp_openclip import PCMEppLoss
-from pcmepp_openclip.data.mixup import Mixing
 from pcmepp_openclip.training.augment import BatchAugmentation
+from pcmepp_openclip.training.config import parse
 
 from .loss import inputs
 from .measure import Row, one_thread, timed
 
 SIZE, BATCH, REPEATS = 2048, 64, 15
+MIXED = ("--mixup", "2", "--cutmix", "2", "--contrastive-weight", "0")
 TERMS = {"matching": 0.0, "matching and pseudo-positives": 0.1}  # and the weight of pseudo-positives
 
 
@@ -35,7 +36,7 @@ def loss_step(leaves: list[torch.Tensor], pp_weight: float, labelled: bool) -> N
     loss(v, t, s, lv, lt, s.repeat(n), ones, ones, **labels).backward()
 
 
-def training_step(batch: int, mixing: Mixing | None) -> Callable[[], None]:
+def training_step(batch: int, flags: tuple[str, ...]) -> Callable[[], None]:
     """Return augmentation, forward, loss, backward and AdamW of PCMEpp-tiny as one function."""
     torch.manual_seed(0)
     cfg = {"head_layers": 1, "init_logvar_bias": -4.5}
@@ -44,7 +45,7 @@ def training_step(batch: int, mixing: Mixing | None) -> Callable[[], None]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     pixels, text = torch.randn(batch, 3, *model.visual.image_size), torch.randint(1, 49406, (batch, 16))
     text[:, -1] = 49407
-    augment = BatchAugmentation(0, 0, 1, batch, mixing)
+    augment = BatchAugmentation(parse(["--model", "PCMEpp-tiny", "--batch-size", str(batch), *flags]))
 
     def step() -> None:
         image, caption = augment((pixels, text), 0, 0)
@@ -61,5 +62,5 @@ def rows() -> Iterator[Row]:
         ours, theirs = (functools.partial(loss_step, leaves, pp_weight, labelled) for labelled in (True, False))
         yield timed(f"loss of {name}, N = {SIZE}, soft labels against none, time", ours, theirs, None, REPEATS)
     with one_thread():
-        mixed, plain = (training_step(BATCH, mixing) for mixing in (Mixing(2.0, 2.0), None))
+        mixed, plain = (training_step(BATCH, flags) for flags in (MIXED, ()))
         yield timed(f"tiny model, training step of {BATCH} pairs, a quarter mixed, time", mixed, plain, None, REPEATS)

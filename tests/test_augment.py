@@ -18,8 +18,8 @@ from pcmepp_openclip.data.size_augment import TokenIds, augment_captions, cut_ca
 from pcmepp_openclip.host.tokenizers import token_ids
 from pcmepp_openclip.models.labelled import LabelledImages
 from pcmepp_openclip.runs import checkpoints
-from pcmepp_openclip.training import command as train
 from pcmepp_openclip.training.augment import BatchAugmentation
+from pcmepp_openclip.training.config import RunConfig, make_parser, parse
 
 
 def rng(seed=0):
@@ -201,8 +201,14 @@ def test_other_tokenizers_have_a_mask_or_what_they_do_not_know(mask, expected):
 # Batches.
 
 
-def augmentation(rank=0, seed=0, **more):
-    return BatchAugmentation(seed, rank, 2, 8, **{"mixing": Mixing(2.0, 2.0, share=0.5), **more})
+MIXED = ("--mixup", "2", "--cutmix", "2", "--mix-share", "0.5")
+
+
+def augmentation(*flags, rank=0, seed=0, cfg=None):
+    """The augmentation of batches of 8 on one of two ranks; by default half of the images are mixed."""
+    config = make_parser().read(flags or MIXED, RunConfig(rank=rank, world_size=2, batch_size=8, seed=seed))
+    config.pcmepp_cfg = cfg
+    return BatchAugmentation(config, CLIP)
 
 
 def test_images_of_cut_captions_are_cropped():
@@ -211,7 +217,7 @@ def test_images_of_cut_captions_are_cropped():
     images = torch.stack([rows, columns, torch.ones(32, 32)]).expand(64, 3, 32, 32)
     tokenizer = open_clip.get_tokenizer("PCMEpp-tiny")
     batch = images, tokenizer(["one two three four five six seven eight nine ten"] * 64)
-    pixels, texts = augmentation(mixing=None, caption_cut=0.5, caption_ids=CLIP, cut_images=True)(batch, 0, 0)
+    pixels, texts = augmentation("--caption-cut", "0.5", "--cut-images")(batch, 0, 0)
     is_cut, is_cropped = (texts != batch[1]).any(dim=1), (pixels != images).flatten(1).any(dim=1)
     assert 15 < int(is_cropped.sum()) < 49 and not (is_cut & ~is_cropped).any()
     assert int((is_cropped & ~is_cut).sum()) < 9  # a run may be the whole caption
@@ -219,13 +225,13 @@ def test_images_of_cut_captions_are_cropped():
     share = spread.prod(dim=1)
     assert 0.01 < share.min() < 0.3 and 0.6 < share.max() < 1.2
     assert (pixels[is_cropped, 2] - 1).abs().max() < 1e-4
-    alone = augmentation(mixing=None, caption_cut=0.5, caption_ids=CLIP)(batch, 0, 0)
+    alone = augmentation("--caption-cut", "0.5")(batch, 0, 0)
     assert torch.equal(alone[0], images)
 
 
 def test_a_batch_has_random_numbers_of_its_own():
     batch = numbered(8), torch.ones(8, 4, dtype=torch.int64)
-    first, again = (augmentation(with_token_seeds=True)(batch, epoch=1, index=2)[0] for _ in range(2))
+    first, again = (augmentation(cfg={"image_token_augment": 0.2})(batch, epoch=1, index=2)[0] for _ in range(2))
     assert isinstance(first, LabelledImages)
     for name, x in vars(first).items():
         assert torch.equal(x, getattr(again, name)), name
@@ -238,7 +244,7 @@ def test_a_batch_has_random_numbers_of_its_own():
 
 def test_ids_are_those_of_the_loader_or_like_no_other():
     texts = torch.ones(8, 4, dtype=torch.int64)
-    seen = [augmentation(rank)((numbered(8), texts), 0, i)[0] for i in range(3) for rank in range(2)]
+    seen = [augmentation(rank=rank)((numbered(8), texts), 0, i)[0] for i in range(3) for rank in range(2)]
     assert len(set(torch.cat([x.own_id_N for x in seen]).tolist())) == 48
     for x in seen:
         is_mixed_N = x.own_share_N < 1
@@ -246,7 +252,7 @@ def test_ids_are_those_of_the_loader_or_like_no_other():
         assert set(x.partner_id_N.tolist()) <= set(x.own_id_N.tolist())  # on its own rank, in its own batch
     ids = torch.tensor([5, 5, 5, 7, 7, 9, 9, 9])
     several = LabelledImages(numbered(8), ids, ids, torch.ones(8))
-    assert augmentation(mixing=None)((several, texts), 0, 0)[0] is several
+    assert augmentation("--flip")((several, texts), 0, 0)[0] is several
     both, _ = augmentation()((several, texts), 0, 0)
     assert torch.equal(both.own_id_N, ids) and torch.equal(several.image_NCHW, numbered(8))
     assert set(both.partner_id_N.tolist()) <= {5, 7, 9} and (both.own_share_N < 1).sum() == 4
@@ -254,7 +260,7 @@ def test_ids_are_those_of_the_loader_or_like_no_other():
 
 def test_without_mixing_images_stay_pixels():
     images, texts = numbered(2), open_clip.tokenize(["a dog", "two cats"])
-    got, augmented = augmentation(mixing=None, caption_p=1.0, caption_ids=CLIP)((images, texts), 0, 0)
+    got, augmented = augmentation("--caption-augment", "1")((images, texts), 0, 0)
     assert got is images and not torch.equal(augmented, texts)
 
 
@@ -264,52 +270,48 @@ def test_without_mixing_images_stay_pixels():
 SOFT = ["--contrastive-weight", "0", "--train-means-by", "all", "--pp-weight", "0.1"]
 
 
-@pytest.mark.parametrize(
-    "flags, word",
-    [
+REFUSED = [
+    (
+        ["--mixup", "2"],
+        "--mixup gives pairs soft labels, which InfoNCE does not take: add --contrastive-weight 0 --t",
+    ),
+    (["--cutmix", "2", "--train-means-by", "all"], "--cutmix gives pairs soft labels"),
+    (
+        [*SOFT, "--mixup", "1", "--difficulty-weight", "1"],
+        "the loss term 'difficulty' does not take: add --difficult",
+    ),
+    ([*SOFT, "--mixup", "-1"], "--mixup must be at least 0, not -1"),
+    ([*SOFT, "--cutmix", "nan"], "--cutmix must be at least 0, not nan"),
+    ([*SOFT, "--cutmix", "much"], "--cutmix invalid float value: 'much'"),
+    (["--mix-share", "0.5"], "--mix-share says how to mix images: give --mixup or --cutmix"),
+    (["--mixup", "0", "--mix-mode", "batch"], "--mix-mode says how to mix images"),
+    ([*SOFT, "--mixup", "1", "--mix-share", "0"], "--mix-share must be above 0 and at most 1, not 0"),
+    ([*SOFT, "--mixup", "1", "--mix-share", "1.5"], "--mix-share must be above 0 and at most 1, not 1.5"),
+    ([*SOFT, "--mixup", "1", "--mix-mode", "pair"], "--mix-mode: invalid choice: 'pair'"),
+    ([*SOFT, "--mixup", "1", "--mix-switch-prob", "0.5"], "only --mixup is given: give both"),
+    ([*SOFT, "--mixup", "1", "--cutmix", "1", "--mix-switch-prob", "2"], "--mix-switch-prob must be between 0 and 1"),
+    ([*SOFT, "--mixup", "1", "--batch-size", "1"], "raise --batch-size to 2"),
+    (["--caption-augment", "1.1"], "--caption-augment must be between 0 and 1, not 1.1"),
+    (["--caption-augment", "-0.1"], "--caption-augment must be between 0 and 1, not -0.1"),
+    (["--caption-cut", "2"], "--caption-cut must be between 0 and 1, not 2"),
+    (["--model", "ViT-B-32", "--mixup", "1"], "--mixup is for PCME++ models, and ViT-B-32 is a plain one"),
+    (["--model", "ViT-B-32", "--caption-augment", "0.1"], "--caption-augment is for PCME++ models"),
+    *(
         (
-            ["--mixup", "2"],
-            "--mixup gives pairs soft labels, which InfoNCE does not take: add --contrastive-weight 0 --t",
-        ),
-        (["--cutmix", "2", "--train-means-by", "all"], "--cutmix gives pairs soft labels"),
-        (
-            [*SOFT, "--mixup", "1", "--difficulty-weight", "1"],
-            "the loss term 'difficulty' does not take: add --difficult",
-        ),
-        ([*SOFT, "--mixup", "-1"], "--mixup must be a finite number of at least 0, not -1"),
-        ([*SOFT, "--cutmix", "nan"], "--cutmix must be a finite number of at least 0, not nan"),
-        ([*SOFT, "--cutmix", "much"], "argument --cutmix: invalid float value: 'much'"),
-        (["--mix-share", "0.5"], "--mix-share says how to mix images: give --mixup or --cutmix"),
-        (["--mixup", "0", "--mix-mode", "batch"], "--mix-mode says how to mix images"),
-        ([*SOFT, "--mixup", "1", "--mix-share", "0"], "--mix-share must be above 0 and at most 1, not 0"),
-        ([*SOFT, "--mixup", "1", "--mix-share", "1.5"], "--mix-share must be above 0 and at most 1, not 1.5"),
-        ([*SOFT, "--mixup", "1", "--mix-mode", "pair"], "argument --mix-mode: invalid choice: 'pair'"),
-        ([*SOFT, "--mixup", "1", "--mix-switch-prob", "0.5"], "only --mixup is given: give both"),
-        ([*SOFT, "--mixup", "1", "--cutmix", "1", "--mix-switch-prob", "2"], "--mix-switch-prob must be at least 0"),
-        ([*SOFT, "--mixup", "1", "--batch-size", "1"], "raise --batch-size to 2"),
-        (["--caption-augment", "1.1"], "--caption-augment must be at least 0 and at most 1, not 1.1"),
-        (["--caption-augment", "-0.1"], "--caption-augment must be at least 0 and at most 1, not -0.1"),
-        (["--caption-cut", "2"], "--caption-cut must be at least 0 and at most 1, not 2"),
-        (["--model", "ViT-B-32", "--mixup", "1"], "--mixup is for PCME++ models, and ViT-B-32 is a plain one"),
-        (["--model", "ViT-B-32", "--caption-augment", "0.1"], "--caption-augment is for PCME++ models"),
-    ],
-)
-def test_what_cannot_work_is_refused_in_one_sentence(flags, word, tmp_path, capfd):
-    base = ["--model", "PCMEpp-tiny", "--dataset-type", "synthetic", "--train-num-samples", "8", "--precision", "fp32"]
-    try:
-        code = train.main([*base, "--batch-size", "4", "--logs", str(tmp_path), *flags])
-    except SystemExit as end:  # argparse's own
-        code = end.code
-    assert code == 2 and word in capfd.readouterr().err
+            ["--train-data", "x.tar", "--dataset-type", "webdataset", "--head-only", "--cache-tokens", "c", *flags],
+            f"{flags[-2]} changes samples in every epoch, and --cache-tokens keeps them",
+        )
+        for flags in ([*SOFT, "--mixup", "1"], ["--caption-augment", "0.1"])
+    ),
+]
 
 
-@pytest.mark.parametrize("flags", [[*SOFT, "--mixup", "1"], ["--caption-augment", "0.1"]])
-def test_cached_tokens_cannot_be_augmented(flags, tmp_path, capfd):
-    data = write_shards(tmp_path / "shards", shards=1, samples=2)
-    base = ["--model", "PCMEpp-tiny", "--train-data", data, "--dataset-type", "webdataset", "--precision", "fp32"]
-    cached = ["--head-only", "--cache-tokens", str(tmp_path / "cache"), "--logs", str(tmp_path)]
-    assert train.main([*base, *cached, *flags]) == 2
-    assert f"{flags[-2]} changes samples in every epoch, and --cache-tokens keeps them" in capfd.readouterr().err
+def test_what_cannot_work_is_refused_in_one_sentence():
+    base = ["--model", "PCMEpp-tiny", "--dataset-type", "synthetic", "--train-num-samples", "8", "--batch-size", "4"]
+    for flags, words in REFUSED:
+        with pytest.raises(ValueError, match=r"^--") as refused:
+            parse([*base, *flags])
+        assert words in str(refused.value) and "\n" not in str(refused.value)
 
 
 # Runs.

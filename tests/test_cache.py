@@ -11,9 +11,8 @@ import pytest
 import torch
 from helpers import make_model, scramble
 from kinds import KINDS, add_kinds, kind_batch, kind_model
-from shard_maker import arguments, pair, picture, write_tar
+from shard_maker import arguments, pair, picture, specify, write_tar
 
-from pcmepp_openclip import data
 from pcmepp_openclip.data.decode import decode_image
 from pcmepp_openclip.data.shards import iter_samples
 from pcmepp_openclip.encode import token_pass, tokens
@@ -60,7 +59,7 @@ def small_files(monkeypatch):
 def load(folder, shards, model, preprocess, *flags, ranks=None, precision="fp32", tokenizer=None, **values):
     """The training data of a run from a cache in that folder."""
     folder.mkdir(exist_ok=True)
-    spec = data.resolve(data.DataFlags.from_args(arguments(shards, *flags, **values)))
+    spec = specify(arguments(shards, *flags, **values))
     towers = tokens.Towers(model, open_clip.get_model_config(MODEL), precision)
     tokenizer = tokenizer or open_clip.get_tokenizer(MODEL)
     return tokens.train_data(folder, spec, towers, preprocess, 0, tokenizer, ranks or token_pass.Ranks())

@@ -202,7 +202,7 @@ def test_other_kinds_of_data_are_left_to_open_clip(tmp_path):
     """Even the check does not look for the file."""
     for place, kind in ((str(tmp_path / "x.csv"), "csv"), (str(tmp_path / "x.csv"), "auto"), ("", "synthetic")):
         spec = specify(arguments(place, dataset_type=kind), check=True)
-        assert (spec.sources, spec.samples, spec.flags.train_data) == ([], 0, place)
+        assert (spec.sources, spec.samples, spec.config.train_data) == ([], 0, place)
     with pytest.raises(ValueError, match="no shard of source"):
         specify(arguments(str(tmp_path / "x.tar"), dataset_type="auto"), check=True)
 

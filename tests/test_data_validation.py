@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import open_clip
 import pytest
@@ -10,7 +11,7 @@ from eval_data import png, write_retrieval, write_tar
 from helpers import plain_config, split
 
 from pcmepp_openclip import cli
-from pcmepp_openclip.data.validation import ValidationFlags
+from pcmepp_openclip.data.validation import check_classes
 from pcmepp_openclip.runs import checkpoints
 from pcmepp_openclip.training import command as train
 from pcmepp_openclip.training import validation_data
@@ -31,8 +32,9 @@ def table(folder):
     return write_csv(folder, 4)
 
 
-def check(val_data=None, imagenet_val=None, kind="auto", columns=("filepath", "title", ",")):
-    validation_data.check(ValidationFlags(val_data, imagenet_val, kind, *columns))
+def check(val_data=None, kind="auto"):
+    table = {"csv_img_key": "filepath", "csv_caption_key": "title", "csv_separator": ","}
+    validation_data.check(SimpleNamespace(dataset_type=kind, **table), val_data)
 
 
 def test_what_can_be_read_is_accepted(folder, shards, table, capsys):
@@ -41,7 +43,8 @@ def test_what_can_be_read_is_accepted(folder, shards, table, capsys):
     check(shards, kind="webdataset")
     check(table)
     check(table, kind="csv")
-    check(imagenet_val=str(folder / "classes"))
+    check_classes(str(folder / "classes"))
+    check_classes(None)
     check("nothing/there.tar", kind="synthetic")
     check(str(folder / "shards/*.tar"))
     assert not capsys.readouterr().err
@@ -85,10 +88,10 @@ def test_what_cannot_is_one_sentence(tmp_path):
 
 def test_the_folder_of_imagenet(tmp_path):
     with pytest.raises(ValueError, match=r"--imagenet-val .*gone cannot be read \(No such file"):
-        check(imagenet_val=str(tmp_path / "gone"))
+        check_classes(str(tmp_path / "gone"))
     (tmp_path / "an image.jpg").touch()
     with pytest.raises(ValueError, match="it must hold one subfolder of images per class"):
-        check(imagenet_val=str(tmp_path))
+        check_classes(str(tmp_path))
 
 
 def test_a_run_says_it_before_its_model_is_built(shards, tmp_path, capsys):

@@ -271,9 +271,9 @@ def known_flags() -> set[str]:
     for program in [*programs, ["benchmarks"], ["benchmarks", "models"], *STUDIES]:
         with contextlib.suppress(Parsed, Refused), parsing_only(parsers):
             start(program)
-    from pcmepp_openclip.training.command import own_parser
+    from pcmepp_openclip.training.config import make_parser
 
-    flags, parsers = set(), [*parsers, own_parser()]
+    flags, parsers = set(), [*parsers, make_parser()]
     while parsers:
         parser = parsers.pop()
         flags |= set(parser._option_string_actions)

@@ -4,7 +4,6 @@ import json
 import logging
 import math
 import re
-from types import SimpleNamespace
 
 import open_clip
 import pytest
@@ -18,14 +17,19 @@ from pcmepp_openclip.host.trainer import schedules
 from pcmepp_openclip.runs import checkpoints
 from pcmepp_openclip.training import command as train
 from pcmepp_openclip.training.best import BestCheckpoint, rsum
-from pcmepp_openclip.training.finetuning import FineTuning
+from pcmepp_openclip.training.config import RunConfig, make_parser, parse
 from pcmepp_openclip.training.param_groups import check_blocks, places, set_groups, table
 from pcmepp_openclip.training.recipe import Recipe
 from pcmepp_openclip.training.schedule import scheduled
 from pcmepp_openclip.training.swa import WeightAverage
 
-FLAGS = FineTuning(layer_decay=0.5, image_multiplier=0.01, text_multiplier=0.1)
-SETTINGS = SimpleNamespace(rank=0, epochs=5)
+
+def settings(*flags, epochs=5):
+    """Our flags, with what the recipe reads besides."""
+    return make_parser().read(flags, RunConfig(rank=0, epochs=epochs, pcmepp_cfg=None))
+
+
+FLAGS = settings("--layer-decay", "0.5", "--image-lr-multiplier", "0.01", "--text-lr-multiplier", "0.1")
 HEADS = {  # the names, in open_clip's models, of what has the full learning rate
     *("visual.proj", "text_projection", "text.text_projection", "text.text_projection.weight"),
     *("text.text_projection.bias", "logit_scale", "logit_bias", "shift", "negative_scale"),
@@ -94,7 +98,7 @@ def test_layer_decay_without_any_blocks_is_refused(known_kinds, monkeypatch):
     monkeypatch.setattr(type(model.text_branch.tower), "blocks", ())
     with pytest.raises(ValueError, match=r"--layer-decay needs a tower .* use --image-lr-multiplier"):
         list(check_blocks(model, FLAGS))
-    assert list(check_blocks(model, FineTuning(image_multiplier=0.1))) == []
+    assert list(check_blocks(model, settings("--image-lr-multiplier", "0.1"))) == []
 
 
 # The optimizer.
@@ -142,8 +146,9 @@ def test_adamp_is_that_of_its_paper(case):
     optimizer = create_optimizer_v2(layer, "adamp", lr=0.02, weight_decay=0.5, eps=1e-8)
     stock = {key: optimizer.defaults[key] for key in ("wd_ratio", "nesterov")}
     assert stock == {"wd_ratio": 0.01, "nesterov": True}  # timm's, and not those of the paper
-    flags = FineTuning(opt_kwargs={"wd_ratio": 0.1, "nesterov": False})
-    Recipe(flags, SETTINGS, None, weights=None).set_up_optimizer(optimizer, layer)
+    config = settings()
+    config.opt_kwargs = {"wd_ratio": 0.1, "nesterov": False}
+    Recipe(config, weights=None).set_up_optimizer(optimizer, layer)
     for group in optimizer.param_groups:
         group["weight_decay"] = 0.5  # timm spares vectors
     gradients = []
@@ -162,7 +167,7 @@ def test_without_flags_optimizer_and_schedule_are_open_clip_s():
     model = nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     before = [dict(group) for group in optimizer.param_groups]
-    recipe, stock = Recipe(FineTuning(), SETTINGS, None, weights=None), lambda step: 1.0
+    recipe, stock = Recipe(settings(), weights=None), lambda step: 1.0
     recipe.set_up_optimizer(optimizer, model)
     assert [dict(group) for group in optimizer.param_groups] == before
     assert recipe.schedule(stock, optimizer, 10) is stock
@@ -197,11 +202,11 @@ def test_after_a_freeze_the_loss_or_the_learning_rate_is_warmed_up(how):
     """Epochs of 4 steps, of which the first two are frozen and the rate drops by the fourth."""
     parameter = nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], lr=8.0)
-    flags = FineTuning(freeze_text=2, warm_up=how, drop_epochs=(3,), drop_factor=0.1)
-    recipe = Recipe(flags, SETTINGS, None, weights=None)
-    adjust = recipe.schedule(lambda step: 8.0, optimizer, 4 * SETTINGS.epochs)
+    flags = ["--freeze-text-epochs", "2", "--warm-up-after-freeze", how, "--lr-drop-epochs", "3"]
+    recipe = Recipe(settings(*flags), weights=None)
+    adjust = recipe.schedule(lambda step: 8.0, optimizer, 4 * 5)
     model = open_clip.create_model("PCMEpp-tiny")
-    for step in range(4 * SETTINGS.epochs):
+    for step in range(4 * 5):
         epoch, share = step // 4, (0.25, 0.5, 0.75, 1.0)[step % 4] if step // 4 == 2 else 1.0
         rate = 8.0 if epoch < 3 else 0.8
         assert adjust(step) == pytest.approx(rate * share if how == "lr" else rate)
@@ -217,10 +222,10 @@ def test_after_a_freeze_the_loss_or_the_learning_rate_is_warmed_up(how):
 @pytest.mark.parametrize("start, snapshots", [(15, 10), (16, 9)])
 def test_the_average_of_the_paper_and_that_of_the_authors_code(start, snapshots):
     """The last ten of 25 epochs, and nine."""
-    settings = SimpleNamespace(rank=0, epochs=25)
-    recipe, model = Recipe(FineTuning(swa_start=start), settings, None, weights=None), nn.Linear(1, 1)
+    config = settings("--swa-start-epoch", str(start), epochs=25)
+    recipe, model = Recipe(config, weights=None), nn.Linear(1, 1)
     recipe.save_average = lambda model: None
-    for epoch in range(settings.epochs):
+    for epoch in range(25):
         nn.init.constant_(model.weight, epoch)
         recipe.end_epoch(model, epoch)
     assert recipe.average.snapshots == snapshots
@@ -308,8 +313,8 @@ def test_a_best_checkpoint_without_a_value_that_counts_is_replaced(tmp_path, cap
 REFUSED = [
     (["--layer-decay", "0"], "--layer-decay must be above 0 and at most 1, not 0"),
     (["--layer-decay", "1.5"], "--layer-decay must be above 0 and at most 1, not 1.5"),
-    (["--image-lr-multiplier", "-1"], "--image-lr-multiplier must be a finite number above 0, not -1"),
-    (["--text-lr-multiplier", "inf"], "--text-lr-multiplier must be a finite number above 0, not inf"),
+    (["--image-lr-multiplier", "-1"], "--image-lr-multiplier must be above 0, not -1"),
+    (["--text-lr-multiplier", "inf"], "--text-lr-multiplier must be above 0, not inf"),
     (["--lr-drop-factor", "0.1"], "--lr-drop-factor is for --lr-drop-epochs"),
     (["--lr-drop-epochs", "1"], "give --lr-scheduler const, not --lr-scheduler cosine"),
     (["--lr-drop-epochs", "1", "--lr-scheduler", "const", "--skip-scheduler"], "not --skip-scheduler"),
@@ -335,27 +340,29 @@ REFUSED = [
     (["--opt", "timm/adamq"], "--opt timm/adamq: there is no such optimizer; did you mean 'timm/adam"),
     (["--opt", "timm/adamp"], "--opt timm/adamp has no default learning rate: give --lr"),
     (["--opt", "timm/adamp", "--beta1", "0.9"], "takes both betas or neither, for its own defaults: give --beta2"),
+    *((["--opt-kwargs", x], f"{x!r} is not KEY=VALUE") for x in ("wd_ratio", "=1", "a b=1", "wd_ratio=much")),
     (["--opt-kwargs", "wd_ratio=0.1"], "--opt-kwargs wd_ratio: --opt adamw has no such argument"),
-    (["--opt", "timm/adamp", "--opt-kwargs", "wd_ration=0.1"], "did you mean 'wd_ratio'?"),
-    (["--opt", "timm/adamp", "--opt-kwargs", "nesterov=1"], "--opt-kwargs nesterov must be true or false, not 1"),
-    (["--opt", "timm/adamp", "--opt-kwargs", "wd_ratio=true"], "--opt-kwargs wd_ratio must be a number, not True"),
-    (["--opt", "timm/adamp", "--opt-kwargs", "eps=1"], "--opt-kwargs eps: use --eps"),
+    (["--opt", "timm/adamp", "--lr", "1", "--opt-kwargs", "wd_ration=0.1"], "did you mean 'wd_ratio'?"),
+    (
+        ["--opt", "timm/adamp", "--lr", "1", "--opt-kwargs", "nesterov=1"],
+        "--opt-kwargs nesterov must be true or false, not 1",
+    ),
+    (
+        ["--opt", "timm/adamp", "--lr", "1", "--opt-kwargs", "wd_ratio=true"],
+        "--opt-kwargs wd_ratio must be a number, not True",
+    ),
+    (["--opt", "timm/adamp", "--lr", "1", "--opt-kwargs", "eps=1"], "--opt-kwargs eps: use --eps"),
 ]
 
 
-@pytest.mark.parametrize("flags, words", REFUSED, ids=[" ".join(flags) for flags, _ in REFUSED])
-def test_what_cannot_work_is_refused_in_one_sentence(capfd, tmp_path, flags, words):
-    argv = ["--model", "PCMEpp-tiny", "--dataset-type", "synthetic", "--train-num-samples", "8", "--epochs", "3"]
-    assert train.main([*argv, "--precision", "fp32", "--logs", str(tmp_path / "logs"), *flags]) == 2
-    said = capfd.readouterr().err
-    assert words in said and said.count("\n") == 1 and not (tmp_path / "logs").exists()
-
-
-@pytest.mark.parametrize("word", ["wd_ratio", "=1", "a b=1", "wd_ratio=much"])
-def test_an_argument_of_the_optimizer_that_is_no_pair(capfd, word):
-    with pytest.raises(SystemExit):
-        train.main(["--opt", "timm/adamp", "--opt-kwargs", word])
-    assert "is not KEY=VALUE with a number, true or false" in capfd.readouterr().err
+def test_what_cannot_work_is_refused_in_one_sentence():
+    base = ["--model", "PCMEpp-tiny", "--dataset-type", "synthetic", "--train-num-samples", "8", "--epochs", "3"]
+    for flags, words in REFUSED:
+        with pytest.raises(ValueError, match=r"^--") as refused:
+            parse([*base, *flags])
+        assert words in str(refused.value) and "\n" not in str(refused.value)
+    with pytest.raises(ValueError, match=r"^3 mistakes:\n  --swa.*\n  --save-best.*\n  --opt adamp "):
+        parse([*base, "--opt", "adamp", "--save-best", "--swa-start-epoch", "4"])
 
 
 def test_a_dry_run_prints_the_learning_rates(capsys, tmp_path):

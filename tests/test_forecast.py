@@ -178,8 +178,7 @@ def test_a_model_that_cannot_be_forecast_costs_no_other_row():
 
 def arguments(*more):
     flags = ["--model", TINY, "--dataset-type", "synthetic", "--train-num-samples", "64", "--workers", "0", *more]
-    own, rest = command.own_parser().parse_known_args(flags)
-    return command.prepare(own, rest)[0]
+    return command.prepare(flags)[0]
 
 
 def test_one_sentence_for_an_error():

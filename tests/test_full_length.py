@@ -1,6 +1,7 @@
 """The pass at the full text length before the first step, and what a run says when a GPU's memory is not enough."""
 
 import json
+from types import SimpleNamespace
 
 import open_clip
 import pytest
@@ -12,7 +13,6 @@ from torch import nn
 
 import pcmepp_openclip as pp
 from pcmepp_openclip import cli
-from pcmepp_openclip.host.flags import MemoryFlags
 from pcmepp_openclip.host.parallel import DDP
 from pcmepp_openclip.models.cached import CachedTokens
 from pcmepp_openclip.models.labelled import LabelledImages
@@ -220,17 +220,21 @@ def test_out_of_memory_ends_a_run_with_one_sentence(start, monkeypatch, capfd):
     )
 
 
+def run_of(batch_size, accum_freq, precision, grad_checkpointing):
+    return SimpleNamespace(**locals())
+
+
 def test_out_of_memory_names_the_flags_that_are_left():
     for text, flags, forecast, expected in (
         (
             TORCHS,
-            MemoryFlags(64, 2, "amp", True),
+            run_of(64, 2, "amp", True),
             "It takes 41 GB.",
             "fit. It takes 41 GB. Lower --batch-size (64) and",
         ),
-        (TORCHS, MemoryFlags(64, 2, "amp", True), None, "raise --accum-freq (2) by the same factor."),
-        (TORCHS, MemoryFlags(64, 2, "amp", False), None, "factor, or add --grad-checkpointing."),
-        ("HIP out of memory", MemoryFlags(64, 2, "fp32", True), None, "The memory of the GPU is not enough. Lower"),
+        (TORCHS, run_of(64, 2, "amp", True), None, "raise --accum-freq (2) by the same factor."),
+        (TORCHS, run_of(64, 2, "amp", False), None, "factor, or add --grad-checkpointing."),
+        ("HIP out of memory", run_of(64, 2, "fp32", True), None, "The memory of the GPU is not enough. Lower"),
     ):
         sentence = out_of_memory_message(torch.OutOfMemoryError(text), flags, forecast)
         assert expected in sentence and "\n" not in sentence

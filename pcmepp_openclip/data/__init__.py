@@ -20,17 +20,11 @@
 """
 
 from ..system.redact import printable
-from .arguments import DataFlags, add_arguments
 from .spec import DataSpec, check_counted, resolve, summarize
-from .validation import ValidationFlags, check_validation
 
 __all__ = [
-    "DataFlags",
     "DataSpec",
-    "ValidationFlags",
-    "add_arguments",
     "check_counted",
-    "check_validation",
     "printable",
     "resolve",
     "summarize",

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..system.redact import redact, redact_logs
-from .arguments import EXACT, REDUCED
+from .arguments import EXACT, REDUCED, captions_per_epoch, rows_per_image
 from .batches import LoaderSpec
 from .caption_table import exchanged_captions
 from .captions import ALL, FIRST, CaptionChoice
@@ -43,7 +43,7 @@ def get_data(
         make_validation: a function of (preprocess_fns, tokenizer) that makes the validation data; None if open_clip
     """
     stock_args = copy.copy(args)
-    stock_args.train_data, stock_args.val_data = spec.flags.train_data, spec.flags.val_data
+    stock_args.train_data, stock_args.val_data = spec.places.get("train_data"), spec.places.get("val_data")
     if any(text and redact(text) != text for text in (stock_args.train_data, stock_args.val_data)):
         redact_logs()  # open_clip quotes the URL of a shard that fails
     ours = {}
@@ -75,10 +75,10 @@ def train_data(
     if rank == 0:
         _announce(spec, loader_spec)
     position = host_data.Position(epoch)
-    max_bad = spec.flags.train_data_max_bad_fraction
+    max_bad = spec.config.train_data_max_bad_fraction
     to_device = ToDevice(device, loader_spec.normalization)
     loader = Loader(
-        *(loader_spec, spec.flags.workers, position), max_bad=max_bad, gather=TallyReducer(), to_device=to_device
+        *(loader_spec, spec.config.workers, position), max_bad=max_bad, gather=TallyReducer(), to_device=to_device
     )
     return host_data.TrainData(dataloader=loader, shared_epoch=position.epoch, position=position)
 
@@ -86,22 +86,22 @@ def train_data(
 def make_loader_spec(spec: DataSpec, transform: Any, tokenizer: Any, *, rank: int, ranks: int) -> LoaderSpec:
     from ..host import data as host_data
 
-    flags = spec.flags
-    passes = flags.captions_per_epoch // flags.rows
+    config = spec.config
+    passes = captions_per_epoch(config) // rows_per_image(config)
     shards = tuple(
         Shard(source_id, shard, sizes[i] if sizes else None, pass_index)
         for pass_index in range(passes)
         for source_id, (source, sizes) in enumerate(zip(spec.sources, spec.sizes, strict=True))
         for i, shard in enumerate(source.shards)
     )
-    batches = math.ceil(spec.samples / (flags.batch_size * ranks))  # counting samples or images makes no difference
+    batches = math.ceil(spec.samples / (config.batch_size * ranks))  # counting samples or images makes no difference
     uncounted = spec.shares is None and any(shard.size is None for shard in shards)
     if uncounted:  # whole shards only: a line needs all counts
         shards = tuple(shard._replace(size=None) for shard in shards)
-    trim = not flags.no_trim_captions and host_data.takes_cut_texts(flags.model)
-    transform = host_data.with_crop(transform, flags.crop_sides, flags.flip)
+    trim = not config.no_trim_captions and host_data.takes_cut_texts(config.model)
+    transform = host_data.with_crop(transform, config.crop_sides, config.flip)
     transform, normalization = host_data.split_transform(transform)
-    exact, reduced = (flags.train_data_decoding == value for value in (EXACT, REDUCED))
+    exact, reduced = (config.train_data_decoding == value for value in (EXACT, REDUCED))
     steps = None if normalization is None else host_data.split_crop(transform)
     crop = None if steps is None else RandomCrop(*steps, exact=exact, reduced=reduced)
     empty = tokenizer([""])[0]  # begins with its tokens, ends with padding
@@ -109,19 +109,19 @@ def make_loader_spec(spec: DataSpec, transform: Any, tokenizer: Any, *, rank: in
         shards=shards,
         names=tuple(source.name for source in spec.sources),
         shares=None if spec.shares is None else tuple(spec.shares),
-        seed=flags.seed,
+        seed=config.seed,
         rank=rank,
         world_size=ranks,
-        batch_size=flags.batch_size // flags.rows,
-        samples=math.ceil(spec.samples / flags.rows),
+        batch_size=config.batch_size // rows_per_image(config),
+        samples=math.ceil(spec.samples / rows_per_image(config)),
         batches=batches,
-        lanes=lane_count(batches, flags.workers, len(shards) // ranks if uncounted else None),
-        shuffle=flags.train_data_shuffle_buffer,
-        retries=flags.train_data_retries,
-        max_empty_shards=flags.train_data_max_empty_shards,
-        max_pixels=flags.train_data_max_pixels,
-        at_least=host_data.input_size(flags.model, flags.force_image_size) if reduced else None,
-        upright=flags.train_data_exif_orientation,
+        lanes=lane_count(batches, config.workers, len(shards) // ranks if uncounted else None),
+        shuffle=config.train_data_shuffle_buffer,
+        retries=config.train_data_retries,
+        max_empty_shards=config.train_data_max_empty_shards,
+        max_pixels=config.train_data_max_pixels,
+        at_least=host_data.input_size(config.model, config.force_image_size) if reduced else None,
+        upright=config.train_data_exif_orientation,
         transform=transform,
         crop=crop,
         normalization=normalization,
@@ -133,11 +133,11 @@ def make_loader_spec(spec: DataSpec, transform: Any, tokenizer: Any, *, rank: in
 
 
 def _caption_choice(spec: DataSpec, progress: bool) -> CaptionChoice:
-    flags, exchanged = spec.flags, {}
-    if flags.noise_ratio:
-        how = flags.captions != FIRST, flags.noise_ratio, flags.noise_seed or 0, flags.noise_per_caption
+    config, exchanged = spec.config, {}
+    if config.noise_ratio:
+        how = config.captions != FIRST, config.noise_ratio, config.noise_seed or 0, config.noise_per_caption
         exchanged = exchanged_captions(spec.sources, spec.sizes, *how, progress=progress)
-    return CaptionChoice(flags.captions, flags.seed, flags.rows, exchanged)
+    return CaptionChoice(config.captions, config.seed, rows_per_image(config), exchanged)
 
 
 def _announce(spec: DataSpec, loader: LoaderSpec) -> None:
@@ -146,17 +146,17 @@ def _announce(spec: DataSpec, loader: LoaderSpec) -> None:
         share = "" if spec.shares is None else f", wanted share {100 * spec.source_shares[source.name]:.2f} %"
         shards = f"{len(source.shards)} shard{'s' if len(source.shards) > 1 else ''}"
         logging.info("Data: %s: %s, %s%s", source.name, shards, counted, share)
-    flags = spec.flags
+    config = spec.config
     if loader.captions.exchanged:
         logging.info("Data: %d samples have captions of others (noise)", len(loader.captions.exchanged))
-    if flags.captions == ALL:
-        how = "in the same batch" if flags.multi_positives else "in passes of their own"
-        logging.info("Data: each image with %d captions per epoch, %s", flags.captions_per_epoch, how)
-    elif flags.captions != FIRST:
+    if config.captions == ALL:
+        how = "in the same batch" if config.multi_positives else "in passes of their own"
+        logging.info("Data: each image with %d captions per epoch, %s", captions_per_epoch(config), how)
+    elif config.captions != FIRST:
         logging.info("Data: one caption of each image is drawn per epoch")
     if loader.crop is not None and simplejpeg is None:
         logging.info("Data: JPEGs are decoded by Pillow; pip install 'pcmepp-openclip[jpeg]' would make that faster")
-    rows = flags.rows  # samples per image, if a batch holds several captions of it
+    rows = rows_per_image(config)  # samples per image, if a batch holds several captions of it
     delivered = loader.batches * loader.batch_size * rows * loader.world_size
     if spec.shares is not None:
         logging.info("Data: resampled epochs of %d samples each", delivered)

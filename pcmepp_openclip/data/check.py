@@ -4,8 +4,7 @@ import itertools
 import os.path
 
 from . import defects
-from .arguments import DataFlags
-from .captions import ALL, FIRST, Unusable
+from .captions import Unusable
 from .count import ShardCount, count_shard
 from .shards import IMAGE_SUFFIXES, ShardError, read_groups, usable_captions
 from .sources import Source, kind, label, local_path, shown
@@ -23,42 +22,6 @@ def check_shards(shards: int, workers: int, ranks: int) -> None:
             + (f"--workers {shards // ranks}" if shards >= ranks else "fewer ranks")
             + ", more and smaller shards, or --dataset-resampled."
         )
-
-
-def check_caption_flags(flags: DataFlags) -> None:
-    """Raise ValueError if the flags about captions, noise and crops cannot be used together, or with these data."""
-    wanted = {
-        f"--captions {flags.captions}": flags.captions != FIRST,
-        "--multi-positives": flags.multi_positives,
-        "--noise-ratio": flags.noise_ratio > 0,
-        "--crop-sides": flags.crop_sides is not None,
-        "--flip": flags.flip,
-    }
-    for flag in (flag for flag, is_used in wanted.items() if is_used and not flags.reads_shards):
-        raise ValueError(f"{flag} needs shards: give them by --train-data and --dataset-type webdataset.")
-    if flags.crop_sides is not None and not 0 < flags.crop_sides[0] <= flags.crop_sides[1]:
-        raise ValueError("--crop-sides takes the least share first, above 0: for example 0.6 1.")
-    if flags.multi_positives and flags.captions != ALL:
-        raise ValueError("--multi-positives needs several captions of an image in a batch: add --captions all.")
-    if flags.captions_per_image is not None and flags.captions != ALL:
-        raise ValueError("--captions-per-image is for --captions all: add that, or drop it.")
-    if flags.captions == ALL and flags.dataset_resampled:
-        raise ValueError(
-            "--captions all needs exact passes: drop --dataset-resampled, or choose --captions draw, which draws one."
-        )
-    if flags.captions == ALL and flags.captions_per_epoch < 2:
-        raise ValueError("--captions-per-image must be at least 2; --captions draw uses one per epoch.")
-    if flags.batch_size % flags.rows:
-        raise ValueError(
-            f"--batch-size {flags.batch_size} must be a multiple of the {flags.rows} captions per image with "
-            "--multi-positives: change it, or --captions-per-image."
-        )
-    for flag, is_used in {
-        "--noise-seed": flags.noise_seed is not None,
-        "--noise-per-caption": flags.noise_per_caption,
-    }.items():
-        if is_used and not flags.noise_ratio:
-            raise ValueError(f"{flag} has no effect without --noise-ratio: add that, or drop it.")
 
 
 def check_several_captions(sources: list[Source], captions: str, retries: int = 2) -> None:

@@ -1,12 +1,14 @@
 """Flags to a `DataSpec`: sources with sizes, the mix and the length of an epoch, or one sentence that says why not."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ..system.redact import redact
-from .arguments import DataFlags
+from .arguments import captions_per_epoch, reads_shards
 from .caption_table import check_names, check_readable
 from .captions import ALL, FIRST
-from .check import check_caption_flags, check_several_captions, check_shards, check_source
+from .check import check_several_captions, check_shards, check_source
 from .mixing import natural_mix, parse_mix
 from .sizes import ShardSize, count_command, read_sizes
 from .sources import Source, parse_sources
@@ -17,6 +19,9 @@ class DataSpec:
     """The training data of a run, resolved once per rank. Its `repr` shows no credentials.
 
     Arguments:
+        config: all flags of the run.
+        places: --train-data, --val-data and --train-data-sizes as the user wrote them; `config` has them without
+            credentials.
         sources: the sources; none if the training data are read by open_clip.
         sizes: the sizes of the shards of each source, None for a source that was not counted.
         shares: the wanted share of each source in a resampled epoch; None for an exact pass.
@@ -25,7 +30,8 @@ class DataSpec:
         samples_per_step: an epoch is filled up to a multiple of it, so that its steps do not depend on the ranks.
     """
 
-    flags: DataFlags
+    config: Any = field(repr=False)
+    places: Mapping[str, str] = field(default_factory=dict, repr=False)
     sources: list[Source] = field(default_factory=list)
     sizes: list[list[ShardSize] | None] = field(default_factory=list, repr=False)
     shares: list[float] | None = None
@@ -55,37 +61,39 @@ class DataSpec:
         return {name: total / sum(known) for name, total in zip(names, known, strict=True)}
 
 
-def resolve(flags: DataFlags, *, ranks: int = 1, samples_per_step: int = 1, check: bool = False) -> DataSpec:
+def resolve(
+    config: Any, places: Mapping[str, str], *, ranks: int = 1, samples_per_step: int = 1, check: bool = False
+) -> DataSpec:
     """Parse the sources, read their sizes and compute the mix and the length of an epoch; ValueError for a mistake.
 
     Arguments:
+        config, places: see `DataSpec`; the flags are checked.
         ranks: the number of processes that train.
         samples_per_step: the --global-batch-size. Without it this is 1, and an epoch may end within a step.
         check: whether to look into the shards, too. One rank is enough for that.
     """
-    check_caption_flags(flags)
-    if not flags.reads_shards:
-        return DataSpec(flags)
-    assert flags.train_data
-    sources = parse_sources(flags.train_data)
+    train_data = places.get("train_data")
+    if train_data is None or not reads_shards(config.dataset_type, train_data):
+        return DataSpec(config, places)
+    sources = parse_sources(train_data)
     if check:
         for source in sources:
-            check_source(source, flags.train_data_max_pixels, min(2, flags.train_data_retries))
-        if flags.captions != FIRST:
-            check_several_captions(sources, flags.captions, min(2, flags.train_data_retries))
-    sizes_files = _sizes_files(flags.train_data_sizes, sources)
+            check_source(source, config.train_data_max_pixels, min(2, config.train_data_retries))
+        if config.captions != FIRST:
+            check_several_captions(sources, config.captions, min(2, config.train_data_retries))
+    sizes_files = _sizes_files(places.get("train_data_sizes"), sources)
     sizes = [read_sizes(source, sizes_files.get(source.name)) for source in sources]
-    shares, samples = _shares(flags, sources, sizes), _samples(flags, sources, sizes)
+    shares, samples = _shares(config, sources, sizes), _samples(config, sources, sizes)
     if samples_per_step > samples:
         raise ValueError(
             f"An epoch of {samples:,} samples is smaller than the global batch of {samples_per_step:,}: lower "
             "--global-batch-size."
         )
-    spec = DataSpec(flags, sources, sizes, shares, samples, samples_per_step)
+    spec = DataSpec(config, places, sources, sizes, shares, samples, samples_per_step)
     spec = replace(spec, samples=spec.filled(samples))
     _check_captions(spec)
-    if check and not flags.dataset_resampled:
-        check_shards(sum(len(source.shards) for source in sources), flags.workers, ranks)
+    if check and not config.dataset_resampled:
+        check_shards(sum(len(source.shards) for source in sources), config.workers, ranks)
     return spec
 
 
@@ -97,17 +105,17 @@ def check_counted(spec: DataSpec, flag: str) -> None:
 
 
 def _check_captions(spec: DataSpec) -> None:
-    flags = spec.flags
-    if flags.captions == ALL:
+    config = spec.config
+    if config.captions == ALL:
         check_counted(spec, "--captions all")
-    if flags.multi_positives:
+    if config.multi_positives:
         for source in spec.sources:
             check_names(source, "--multi-positives")
-    if flags.noise_ratio:
+    if config.noise_ratio:
         total = check_readable(spec.sources, spec.sizes, "--noise-ratio")
-        if int(flags.noise_ratio * total) < 2:
+        if int(config.noise_ratio * total) < 2:
             raise ValueError(
-                f"--noise-ratio {flags.noise_ratio:g} of {total} samples are not two that could exchange their "
+                f"--noise-ratio {config.noise_ratio:g} of {total} samples are not two that could exchange their "
                 "captions: raise it."
             )
 
@@ -127,16 +135,11 @@ def _sizes_files(text: str | None, sources: list[Source]) -> dict[str, str]:
     return files
 
 
-def _shares(flags: DataFlags, sources: list[Source], sizes: list[list[ShardSize] | None]) -> list[float] | None:
+def _shares(config: Any, sources: list[Source], sizes: list[list[ShardSize] | None]) -> list[float] | None:
     names = [source.name for source in sources]
-    mix, factors = flags.train_data_mix, flags.train_data_upsampling_factors
-    if not flags.dataset_resampled:
-        for flag, value in (("--train-data-mix", mix), ("--train-data-upsampling-factors", factors)):
-            if value is not None:
-                raise ValueError(f"{flag} needs --dataset-resampled: an exact pass sees every sample once.")
+    mix, factors = config.train_data_mix, config.train_data_upsampling_factors
+    if not config.dataset_resampled:
         return None
-    if mix is not None and factors is not None:
-        raise ValueError("Give --train-data-mix (by samples) or --train-data-upsampling-factors, not both.")
     if mix is not None:
         return parse_mix(mix, names)
     if len(sources) == 1:
@@ -150,11 +153,9 @@ def _shares(flags: DataFlags, sources: list[Source], sizes: list[list[ShardSize]
     return natural_mix([_total(counted) for counted in sizes], factors)
 
 
-def _samples(flags: DataFlags, sources: list[Source], sizes: list[list[ShardSize] | None]) -> int:
-    if flags.train_num_samples is not None and flags.train_num_samples < 1:
-        raise ValueError(f"--train-num-samples must be at least 1, not {flags.train_num_samples}.")
+def _samples(config: Any, sources: list[Source], sizes: list[list[ShardSize] | None]) -> int:
     for source, counted in zip(sources, sizes, strict=True):
-        if counted is None and flags.train_num_samples is None:
+        if counted is None and config.train_num_samples is None:
             how = " and pass its file with --train-data-sizes" if "--output" in count_command(source) else ""
             raise ValueError(
                 f"--train-data: source '{source.name}' was not counted: run `{count_command(source)}`{how}, "
@@ -165,7 +166,7 @@ def _samples(flags: DataFlags, sources: list[Source], sizes: list[list[ShardSize
                 f"--train-data: source '{source.name}' has no usable sample according to its sizes.json: "
                 f"see the report next to it, or run `{count_command(source)}` again."
             )
-    return flags.train_num_samples or flags.captions_per_epoch * sum(_total(counted) for counted in sizes)
+    return config.train_num_samples or captions_per_epoch(config) * sum(_total(counted) for counted in sizes)
 
 
 def _total(sizes: list[ShardSize] | None) -> int:

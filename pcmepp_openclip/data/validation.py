@@ -1,65 +1,38 @@
 """A check of the validation data before a model is built, since they are needed after the first epoch only."""
 
-import argparse
 import os
-from dataclasses import dataclass, field, fields
+from typing import Any
 
 from .sources import expand, kind, label, local_path, shown
 
 
-@dataclass(frozen=True)
-class ValidationFlags:
-    """The flags of open_clip about validation.
+def is_table(dataset_type: str, val_data: str) -> bool:
+    """Return whether open_clip reads the validation data as a table."""
+    return dataset_type == "csv" or (dataset_type == "auto" and val_data.endswith((".csv", ".tsv")))
+
+
+def has_shards(dataset_type: str, val_data: str | None) -> bool:
+    return bool(val_data) and dataset_type != "synthetic" and not is_table(dataset_type, val_data or "")
+
+
+def local_shards(dataset_type: str, val_data: str | None) -> list[str] | None:
+    """Return the paths of the shards, or None for a table, for other data, or if one shard is not local."""
+    parts = (val_data or "").split("::")
+    if not has_shards(dataset_type, val_data) or any(kind(part) != "local" for part in parts):
+        return None
+    return [local_path(shard) for part in parts for shard in expand(part, "--val-data")]
+
+
+def check_validation(config: Any, val_data: str | None) -> None:
+    """Raise ValueError if the validation data are missing or unreadable; only local files are looked at.
 
     Arguments:
-        val_data: shards or a table, which may hold credentials, so that `repr` leaves it out; None for none.
-        imagenet_val: a folder with one subfolder of images per class; None for none.
-        csv_img_key, csv_caption_key, csv_separator: the columns and the separator of a table.
+        val_data: --val-data as the user wrote it; `config` has it without credentials.
     """
-
-    val_data: str | None = field(repr=False)
-    imagenet_val: str | None
-    dataset_type: str
-    csv_img_key: str
-    csv_caption_key: str
-    csv_separator: str
-
-    @classmethod
-    def from_args(cls, args: argparse.Namespace, val_data: str | None) -> "ValidationFlags":
-        """Take the flags from all arguments.
-
-        Arguments:
-            val_data: the value of --val-data as the user wrote it; `args` has it without credentials.
-        """
-        names = [each.name for each in fields(cls) if each.name != "val_data"]
-        return cls(val_data, **{name: getattr(args, name) for name in names})
-
-    @property
-    def is_table(self) -> bool:
-        named_so = (self.val_data or "").endswith((".csv", ".tsv"))
-        return self.dataset_type == "csv" or (self.dataset_type == "auto" and named_so)
-
-    @property
-    def has_shards(self) -> bool:
-        return bool(self.val_data) and self.dataset_type != "synthetic" and not self.is_table
-
-    @property
-    def local_shards(self) -> list[str] | None:
-        """Return the paths of the shards, or None for a table, for other data, or if one shard is not local."""
-        parts = (self.val_data or "").split("::")
-        if not self.has_shards or any(kind(part) != "local" for part in parts):
-            return None
-        return [local_path(shard) for part in parts for shard in expand(part, "--val-data")]
-
-
-def check_validation(flags: ValidationFlags) -> None:
-    """Raise ValueError if --val-data or --imagenet-val is missing or unreadable; only local files are looked at."""
-    if flags.val_data and flags.has_shards:
-        _check_shards(flags.val_data)
-    elif flags.val_data and flags.is_table and flags.dataset_type != "synthetic":
-        _check_table(flags.val_data, flags)
-    if flags.imagenet_val is not None:
-        _check_classes(flags.imagenet_val)
+    if val_data and has_shards(config.dataset_type, val_data):
+        _check_shards(val_data)
+    elif val_data and config.dataset_type != "synthetic":
+        _check_table(val_data, config)
 
 
 def _check_shards(val_data: str) -> None:
@@ -78,18 +51,18 @@ def _check_shards(val_data: str) -> None:
             ) from None
 
 
-def _check_table(path: str, flags: ValidationFlags) -> None:
+def _check_table(path: str, config: Any) -> None:
     import pandas
 
     if kind(path) != "local":
         return
     try:
-        table = pandas.read_csv(local_path(path), sep=flags.csv_separator, nrows=1)
+        table = pandas.read_csv(local_path(path), sep=config.csv_separator, nrows=1)
     except OSError as error:
         raise ValueError(f"--val-data: {shown(path)} cannot be read ({error.strerror}); is the path right?") from None
     except ValueError as error:  # pandas' own errors, and bytes that are no text
         raise ValueError(f"--val-data: {shown(path)} is not a table ({type(error).__name__}).") from None
-    for flag, key in (("--csv-img-key", flags.csv_img_key), ("--csv-caption-key", flags.csv_caption_key)):
+    for flag, key in (("--csv-img-key", config.csv_img_key), ("--csv-caption-key", config.csv_caption_key)):
         if key not in table:
             columns = ", ".join(shown(str(column)) for column in list(table)[:5])
             raise ValueError(
@@ -98,12 +71,15 @@ def _check_table(path: str, flags: ValidationFlags) -> None:
             )
     if table.empty:
         raise ValueError(f"--val-data: {shown(path)} has no rows.")
-    image = str(table[flags.csv_img_key][0])
+    image = str(table[config.csv_img_key][0])
     if not os.path.exists(image):
         raise ValueError(f"--val-data: {shown(image)}, the first image of {shown(path)}, does not exist.")
 
 
-def _check_classes(folder: str) -> None:
+def check_classes(folder: str | None) -> None:
+    """Raise ValueError if --imagenet-val is no folder of classes."""
+    if folder is None:
+        return
     try:
         with os.scandir(folder) as entries:
             has_folder = any(entry.is_dir() for entry in entries)

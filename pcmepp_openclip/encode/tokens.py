@@ -169,10 +169,10 @@ def train_data(
     if isinstance(prepared, str):
         raise ValueError(prepared)
     identity, missing = prepared
-    store, max_bad = Store(folder, identity), spec.flags.train_data_max_bad_fraction
+    store, max_bad = Store(folder, identity), spec.config.train_data_max_bad_fraction
     if missing:
         some = {name: files[name] for name in missing}
-        fill(store, some, reading, lambda *batch: rows_of(*towers.encode(*batch)), spec.flags.workers, ranks, max_bad)
+        fill(store, some, reading, lambda *batch: rows_of(*towers.encode(*batch)), spec.config.workers, ranks, max_bad)
 
     counts, total = [], Tally()
     for name in files:
@@ -187,13 +187,13 @@ def train_data(
     total.judge(list(reading.names), max_bad, 1)
     if not sum(counts):
         raise ValueError(f"--cache-tokens {folder} has no usable sample: run `pcmepp data check` on --train-data.")
-    flags, position = spec.flags, host_data.Position(epoch)
-    per_epoch = spec.filled(flags.train_num_samples or sum(counts))
+    config, position = spec.config, host_data.Position(epoch)
+    per_epoch = spec.filled(config.train_num_samples or sum(counts))
     plan = EpochPlan(
-        sum(counts), per_epoch, flags.batch_size, ranks.rank, ranks.world_size, seed=flags.seed, position=position
+        sum(counts), per_epoch, config.batch_size, ranks.rank, ranks.world_size, seed=config.seed, position=position
     )
     rows, contents_digest = Rows(store, list(files), counts), identity_of([identity, counts])
-    loader = CacheLoader(rows, contents_digest, plan, flags.workers, reading.context_length, towers.model.text_pad_id)
+    loader = CacheLoader(rows, contents_digest, plan, config.workers, reading.context_length, towers.model.text_pad_id)
     return host_data.TrainData(dataloader=loader, shared_epoch=position.epoch, position=position)
 
 

@@ -1,24 +1,21 @@
-"""The command line of a run: open_clip's flags, whose names are known here alone, and those of `pcmepp train`.
+"""The command line of a run: open_clip's own flags are parsed and checked, and make a model and a loss."""
 
-Other folders get typed records of the flags that they need.
-"""
-
-import re
-from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NoReturn
+import argparse
+import functools
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from typing import Any
 from unittest import mock
 
 import open_clip
 import torch
 
-from ..system.text import did_you_mean, flag_of
+from ..system.flags import CommandParser
+from ..system.text import flag_of
 from . import seams
 from .loss import create_chunked_clip_loss, create_loss
 from .towers import pair
-from .trainer import params
+from .trainer import params, schedules
 
 READ = (  # the flags of open_clip that are read here
     *("model", "pretrained", "precision", "device", "opt", "eps", "warmup", "seed", "report_to", "workers"),
@@ -32,7 +29,10 @@ READ = (  # the flags of open_clip that are read here
     *("save_frequency", "save_most_recent", "delete_previous_checkpoint"),
     *("grad_checkpointing",),
 )
-AT_LEAST = {"batch_size": 1, "accum_freq": 1, "epochs": 1, "workers": 0, "log_every_n_steps": 1, "warmup": 0, "wd": 0}
+AT_LEAST = {
+    **dict.fromkeys(("batch_size", "accum_freq", "epochs", "log_every_n_steps", "train_num_samples"), 1),
+    **dict.fromkeys(("workers", "warmup", "wd"), 0),
+}
 NOT_SERVED = (
     *("horovod", "distill_model", "torchscript", "trace", "use_bnb_linear", "remote_sync", "copy_codebase"),
     *("fsdp", "use_naflex", "force_naflex_vision", "length_bucketing", "audio_zeroshot_dataset", "pretrained_audio"),
@@ -42,178 +42,73 @@ NOT_SERVED = (
 SLOW_ON_CPU = ("amp", "fp16", "pure_fp16")  # "amp" is open_clip's default; bfloat16 is fast on many CPUs
 
 
-def parse_args(argv: list[str], own_flags: Iterable[str] = ()) -> Namespace:
-    """Parse open_clip's own flags. Raise ValueError for a mistake, and HostChanged if a flag of `READ` is gone.
+def read(parser: CommandParser, argv: Sequence[str], config: Any) -> Any:
+    """Parse the flags of `parser` and open_clip's own into `config`, and leave their mistakes to `parser.judge`.
 
-    Arguments:
-        own_flags: flags of `pcmepp train`, which are parsed before, as suggestions for a misspelt flag.
+    open_clip adds its flags to the parser, and its own defaults to the result. Of a flag that both have, ours counts.
     """
+    group = parser.add_argument_group("all flags of open_clip")
 
-    def refuse(parser: ArgumentParser, message: str) -> NoReturn:
-        unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
-        if unknown is None:
-            raise ValueError(f"{message}.")
-        hint = did_you_mean(unknown[1], [*parser._option_string_actions, *own_flags], "see pcmepp train --help.")
-        raise ValueError(f"there is no flag {unknown[1]}; {hint}")
+    def add_argument(*names: str, **options: Any) -> None:
+        if not {*names} & parser._option_string_actions.keys():
+            group.add_argument(*names, **options)
 
-    with mock.patch.object(ArgumentParser, "error", refuse):  # argparse would print pages of usage
-        args = params.parse_args(argv)
+    stand_in = Namespace(add_argument=add_argument, parse_args=lambda argv: parser.read(argv, config))
+    module = Namespace(**{**vars(argparse), "ArgumentParser": lambda: stand_in})
+    with mock.patch.object(params, "argparse", module):
+        config = params.parse_args(argv)
     for name in READ:
-        if not hasattr(args, name):
+        if not hasattr(config, name):
             raise seams.HostChanged(seams.lacking(f"flag {flag_of(name)}", "train"))
-    size = args.force_image_size
+    size = config.force_image_size
     if isinstance(size, (tuple, list)) and len(size) == 1:  # `main` of open_clip_train does the same later
-        args.force_image_size = size[0]
-    return args
+        config.force_image_size = size[0]
+    return config
 
 
-def explicit_flags(argv: list[str], *names: str) -> set[str]:
-    """Return those of the named flags of open_clip that are on the command line, also with the value of a default."""
-    parse = ArgumentParser.parse_args
-
-    def without_defaults(parser: ArgumentParser, *args: Any) -> Namespace:
-        parser.set_defaults(**dict.fromkeys(names))
-        return parse(parser, *args)
-
-    with mock.patch.object(ArgumentParser, "parse_args", without_defaults):
-        args = params.parse_args(argv)
-    return {name for name in names if getattr(args, name) is not None}
+def _check_number(name: str, least: int, config: Namespace) -> str | None:
+    """Return what is wrong with a number that is too small, which open_clip does not check, and forget it."""
+    value = getattr(config, name)
+    if value is None or value >= least:
+        return None
+    delattr(config, name)
+    return f"{flag_of(name)} must be at least {least}, not {value}."
 
 
-@dataclass(frozen=True)
-class RunSettings:
-    """The flags that the parts of a run need, once open_clip has set up its ranks and its folder.
-
-    Arguments:
-        device: the device of this rank, such as "cuda:1".
-        logs, name: the parts of the run folder, LOGS/NAME.
-        trains, validates: whether there are data for training and for validation.
-        keep_epochs: whether the checkpoint of every epoch is kept, not only the newest.
-        keep_latest: whether the newest checkpoint also has the name `epoch_latest.pt`.
-        save_frequency: epochs between two checkpoints at the end of one; 0 for none.
-        save_every_minutes: time between two checkpoints within an epoch; 0 for none.
-        save_retry_minutes: how long saving the last checkpoint is tried again where it fails.
-        rank_timeout_minutes: how long a rank or the data may take.
-    """
-
-    rank: int
-    world_size: int
-    distributed: bool
-    device: str
-    logs: Path
-    name: str
-    resume: str | None
-    trains: bool
-    validates: bool
-    resampled: bool
-    epochs: int
-    warmup: int
-    batch_size: int
-    accum_freq: int
-    seed: int
-    log_every_n_steps: int
-    wandb: bool
-    save_frequency: int
-    keep_epochs: bool
-    keep_latest: bool
-    save_every_minutes: float
-    save_retry_minutes: float
-    rank_timeout_minutes: float
-
-    @property
-    def folder(self) -> Path:
-        """Return the run folder."""
-        return self.logs / self.name
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.folder / "checkpoints"
-
-    @property
-    def samples_per_batch(self) -> int:
-        """Return the samples of a batch on all ranks together; `accum_freq` batches make a step."""
-        return self.batch_size * self.world_size
-
-
-def run_settings(args: Namespace) -> RunSettings:
-    """Return the settings of a run whose ranks and name are set."""
-    return RunSettings(
-        rank=args.rank,
-        world_size=args.world_size,
-        distributed=args.distributed,
-        device=args.device,
-        logs=Path(args.logs),
-        name=args.name,
-        resume=args.resume,
-        trains=trains(args),
-        validates=validates(args),
-        resampled=args.dataset_resampled,
-        epochs=args.epochs,
-        warmup=args.warmup,
-        batch_size=args.batch_size,
-        accum_freq=args.accum_freq,
-        seed=args.seed,
-        log_every_n_steps=args.log_every_n_steps,
-        wandb="wandb" in args.report_to or "all" in args.report_to,
-        save_frequency=args.save_frequency,
-        keep_epochs=not args.delete_previous_checkpoint,
-        keep_latest=args.save_most_recent,
-        save_every_minutes=args.save_every_minutes,
-        save_retry_minutes=args.save_retry_minutes,
-        rank_timeout_minutes=args.rank_timeout_minutes,
+def _check_served(config: Namespace) -> str | None:
+    """Return the first flag that only open_clip's own program serves, or that the model is one of those."""
+    flags = [flag_of(name) for name in NOT_SERVED if getattr(config, name, None)]
+    # open_clip recognises a CoCa by its name too.
+    what = "a CoCa model" if "coca" in config.model.lower() else flags[0] if flags else None
+    if what is None:
+        return None
+    return (
+        f"pcmepp train does not serve {what}: drop it, or train by open_clip's own program, "
+        "`python -m pcmepp_openclip -m open_clip_train.main FLAGS`."
     )
 
 
-@dataclass(frozen=True)
-class MemoryFlags:
-    """The flags that a user can change where the memory of a GPU is not enough."""
-
-    batch_size: int
-    accum_freq: int
-    precision: str
-    grad_checkpointing: bool
+def _check_schedule(config: Namespace) -> str | None:
+    if config.lr_scheduler not in schedules:
+        return f"--lr-scheduler must be {', '.join(schedules)}, not {config.lr_scheduler}."
+    if config.lr_scheduler == "const-cooldown" and config.epochs_cooldown is None:
+        return "--lr-scheduler const-cooldown needs --epochs-cooldown."
+    return None
 
 
-def memory_flags(args: Namespace) -> MemoryFlags:
-    return MemoryFlags(**{name: getattr(args, name) for name in MemoryFlags.__dataclass_fields__})
+def _check_clipping(config: Namespace) -> str | None:
+    norm = config.grad_clip_norm
+    if norm is None or norm > 0:
+        return None
+    return f"--grad-clip-norm must be more than 0, not {norm:g}: drop it not to clip."  # less turns gradients round
 
 
-@dataclass(frozen=True)
-class PlannedRun:
-    """The flags that a dry run reports on."""
-
-    model: str
-    pretrained: str
-    pcmepp_cfg: dict | None
-    cache_tokens: str | None
-    resume: str | None
-    logs: str
-    name: str | None
-    batch_size: int
-    world_size: int
-    accum_freq: int
-    epochs: int
-    warmup: int
-    trains: bool
-    dataset_type: str
-    train_num_samples: int | None
-    precision: str
-    workers: int
-    grad_checkpointing: bool
-    samples_per_second_per_gpu: float | None
-
-
-def planned_run(args: Namespace) -> PlannedRun:
-    names = [name for name in PlannedRun.__dataclass_fields__ if name != "trains"]
-    return PlannedRun(trains=trains(args), **{name: getattr(args, name) for name in names})
-
-
-def trains(args: Namespace) -> bool:
-    return bool(args.train_data) or args.dataset_type == "synthetic"
-
-
-def validates(args: Namespace) -> bool:
-    return bool(args.val_data or args.imagenet_val or args.imagenet_v2)
+CHECKS: tuple[Callable[[Any], str | None], ...] = (  # the checks of open_clip's flags
+    _check_served,
+    *(functools.partial(_check_number, name, least) for name, least in AT_LEAST.items()),
+    _check_schedule,
+    _check_clipping,
+)
 
 
 def trains_on_cpu(args: Namespace) -> bool:
@@ -227,27 +122,6 @@ def slow_on_cpu(args: Namespace) -> bool:
     return args.precision in SLOW_ON_CPU and trains_on_cpu(args)
 
 
-def check_numbers(args: Namespace) -> None:
-    """Raise ValueError for numbers that are too small, which open_clip does not check."""
-    for name, least in AT_LEAST.items():
-        if getattr(args, name) < least:
-            raise ValueError(f"{flag_of(name)} must be at least {least}, not {getattr(args, name)}.")
-    if args.grad_clip_norm is not None and not args.grad_clip_norm > 0:  # a negative norm turns the gradients round
-        raise ValueError(f"--grad-clip-norm must be more than 0, not {args.grad_clip_norm:g}: drop it not to clip.")
-
-
-def check_served(args: Namespace) -> None:
-    """Raise ValueError for flags and models that only open_clip's own program serves."""
-    flags = [flag_of(name) for name in NOT_SERVED if getattr(args, name, None)]
-    # open_clip recognises a CoCa by its name too.
-    what = "a CoCa model" if "coca" in args.model.lower() else flags[0] if flags else None
-    if what is not None:
-        raise ValueError(
-            f"pcmepp train does not serve {what}: drop it, or train by open_clip's own program, "
-            "`python -m pcmepp_openclip -m open_clip_train.main FLAGS`."
-        )
-
-
 def check_for_pcmepp(args: Namespace) -> None:
     """Raise ValueError for --siglip, and set --eps where open_clip leaves it out for an optimizer of timm's."""
     if args.siglip:
@@ -256,48 +130,9 @@ def check_for_pcmepp(args: Namespace) -> None:
         args.eps = 1e-8  # open_clip passes None on, at which some of timm's optimizers fail
 
 
-def check_for_head_only(args: Namespace) -> None:
-    """Raise ValueError for flags that would unfreeze a part of the towers."""
-    for flag, on in {"--lock-image": args.lock_image, "--lock-text": args.lock_text}.items():
-        if on:
-            raise ValueError(f"--head-only freezes both towers: drop {flag}.")
-
-
 def starts_random(args: Namespace) -> bool:
     """Return whether the run starts with random weights. `args.resume` must be resolved to a checkpoint."""
     return not (args.pretrained or args.pretrained_image or args.resume or ":" in args.model)
-
-
-def check_for_lora(args: Namespace) -> None:
-    """Raise ValueError if --lora is invalid or cannot be combined with the other flags."""
-    if args.lora is None:
-        return
-    if args.lora < 1:
-        raise ValueError(f"--lora must be at least 1, not {args.lora}.")
-    if args.pcmepp_cfg is None:
-        raise ValueError(f"--lora is for PCME++ models, and {args.model} is a plain one: choose a PCMEpp model.")
-    for flag, on in {
-        "--lock-image": args.lock_image,
-        "--lock-text": args.lock_text,
-        "--head-only": args.head_only,
-    }.items():
-        if on:
-            raise ValueError(f"--lora cannot be combined with {flag}: drop one of them.")
-
-
-def check_for_chunked_clip_loss(args: Namespace) -> None:
-    """Raise ValueError if --chunked-clip-loss cannot be combined with the model or the other flags."""
-    if not args.chunked_clip_loss:
-        return
-    if args.pcmepp_cfg is not None:
-        raise ValueError(f"The loss of {args.model} is computed in chunks in any case: drop --chunked-clip-loss.")
-    if args.siglip:
-        raise ValueError("--chunked-clip-loss cannot be combined with --siglip: drop one of them.")
-    if args.local_loss and not args.gather_with_grad:
-        raise ValueError(
-            "--chunked-clip-loss has the whole gradient, of which --local-loss alone leaves out a part: add "
-            "--gather-with-grad."
-        )
 
 
 def model_config(args: Namespace) -> dict:

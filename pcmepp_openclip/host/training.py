@@ -231,11 +231,7 @@ def build_schedule(args: Namespace, optimizer: Any, steps_per_epoch: int) -> Cal
     """Return open_clip's function of the step that sets the learning rate."""
     more: tuple = ()
     if args.lr_scheduler == "const-cooldown":
-        if args.epochs_cooldown is None:
-            raise ValueError("--lr-scheduler const-cooldown needs --epochs-cooldown.")
         more = (steps_per_epoch * args.epochs_cooldown, args.lr_cooldown_power, args.lr_cooldown_end)
-    if args.lr_scheduler not in schedules:
-        raise ValueError(f"--lr-scheduler must be {', '.join(schedules)}, not {args.lr_scheduler}.")
     return schedules[args.lr_scheduler](optimizer, args.lr, args.warmup, steps_per_epoch * args.epochs, *more)
 
 

@@ -17,6 +17,7 @@ import math
 import os
 import platform
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from torch import nn
 
 from .. import data
 from ..config import PCMEppCfg
-from ..host.published import AT_START, FIXED, MODEL_NAMES, PUBLISHED
+from ..host.published import AT_START, MODEL_NAMES
 from ..losses.terms import LOSSES, WEIGHT
 from ..models import export
 from ..system.text import flag_of
@@ -37,9 +38,13 @@ VALIDATED = "validated.jsonl"
 _MODEL = re.compile(r"(hf-hub:)?[\w.-]+(/[\w.-]+)?(@[\w.-]+)?")  # a name of a model, an optimizer or of weights
 
 
-def check_fixed(now: dict[str, Any], before: dict[str, Any]) -> None:
-    """Raise a ValueError if a run with the hyperparameters `before` cannot be resumed with those of `now`."""
-    for name in FIXED if before else ():
+def check_fixed(now: dict[str, Any], before: dict[str, Any], fixed: Collection[str]) -> None:
+    """Raise a ValueError if a run with the hyperparameters `before` cannot be resumed with those of `now`.
+
+    Arguments:
+        fixed: the names of those that stay as they are.
+    """
+    for name in sorted(fixed) if before else ():
         if (now.get(name) or None) != (before.get(name) or None):
             flag = flag_of(name)
             was, now_is = (_words(flag, values.get(name)) for values in (before, now))
@@ -103,11 +108,15 @@ def in_effect(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
     return dict(sorted({**kept, **{name: before[name] for name in AT_START if name in before}}.items()))
 
 
-def hyperparameters(args: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments that shape what is trained; none of them is a place, a name of someone, or free text."""
+def hyperparameters(args: dict[str, Any], published: Collection[str]) -> dict[str, Any]:
+    """Return the arguments that shape what is trained; none of them is a place, a name of someone, or free text.
+
+    Arguments:
+        published: the names of the flags that may be published.
+    """
     args = {**args, **(args.get("pcmepp_cfg") or {})}
     settings = (field.name for field in dataclasses.fields(PCMEppCfg))
-    allowed = {*PUBLISHED, *settings, *(name + WEIGHT for name in LOSSES)}
+    allowed = {*published, *settings, *(name + WEIGHT for name in LOSSES)}
     kept = {name: value for name, value in args.items() if name in allowed and _is_harmless(value)}
     for name in MODEL_NAMES:
         value = args.get(name)

@@ -8,9 +8,8 @@ is not enough. `monitor` watches and logs the loss, `health` warns of an uncerta
 `coordination` lets all ranks save or stop at the same step, `failures` ends all of them when one fails, `waits` bounds
 waiting, and `push` hands checkpoints to the Hub.
 
-`finetuning` has the flags for fine-tuning, and `recipe` does what they ask for: `param_groups` and `schedule` set
-learning rates, `freezing` freezes towers, `swa` averages weights and `best` keeps the best ones. `optimizers` checks
-the optimizer and its arguments. `model_flags` override the config of the model.
-
-`global_batch` divides the samples of a step over the ranks, and `objective` sets the flags of a way to train.
+`config` joins all flags: their tables stand in `finetuning`, `augment`, `model_flags`, `data.arguments`
+and itself, each flag with its checks, and a run hands on the one `RunConfig`. `global_batch` divides the samples of a
+step over the ranks. `recipe` does what the flags for fine-tuning ask for: `param_groups` and `schedule` set learning
+rates, `freezing` freezes towers, `swa` averages weights and `best` keeps the best ones.
 """

@@ -4,10 +4,9 @@ Every batch has random numbers of its own, which follow from --seed, epoch, batc
 the same ones in the middle of an epoch. With --accum-freq, both forward passes see the same augmented batch.
 """
 
-import argparse
 import dataclasses
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,119 +15,57 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..config import PCMEppCfg
-from ..data.captions import FIRST
 from ..data.mixup import MODES, Mixing, mix_images
 from ..data.plan import seed_for
 from ..data.size_augment import TokenIds, augment_captions, cut_captions
 from ..losses.terms import loss_weights, without_labels
 from ..models.labelled import LabelledImages
+from ..system.flags import Flag, number
 from ..system.text import flag_of
 
 CROPPED, LONGEST = (0.05, 1.0), 4 / 3  # the share of the area that a crop keeps, and the ratio of its sides
 MIXING = ("mix_share", "mix_mode", "mix_switch_prob")  # the flags that say how to mix
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags to a parser, as a group."""
-    default = Mixing()
-    group = parser.add_argument_group("augmentation of batches (off by default)")
-    group.add_argument("--mixup", type=float, metavar="ALPHA", help="mix images by Mixup, w ~ Beta(ALPHA, ALPHA)")
-    group.add_argument("--cutmix", type=float, metavar="ALPHA", help="mix images by CutMix, w ~ Beta(ALPHA, ALPHA)")
-    group.add_argument(
-        "--mix-share", type=float, metavar="X", help=f"share of images that are mixed (default: {default.share})"
-    )
-    group.add_argument(
-        "--mix-mode",
-        choices=MODES,
-        help="'elem' mixes a share of every batch, 'batch' all images of a share of the batches "
-        f"(default: {default.mode})",
-    )
-    group.add_argument(
-        "--mix-switch-prob",
-        type=float,
-        metavar="P",
-        help=f"probability of CutMix with both --mixup and --cutmix (default: {default.switch_prob})",
-    )
-    group.add_argument(
-        "--caption-augment",
-        type=float,
-        metavar="P",
-        help="mask, replace or delete each token of a caption with this probability",
-    )
-    group.add_argument(
-        "--caption-cut",
-        type=float,
-        metavar="P",
-        help="cut each caption, with this probability, to a random run of its tokens",
-    )
-    group.add_argument(
-        "--cut-images",
-        action="store_true",
-        default=None,
-        help="with --caption-cut: crop the images of the captions that are cut, to 5 to 100 %% of their area",
-    )
+def _check_mixing(flag: str) -> Callable[[Any], str | None]:
+    """Return the check of a flag that says how images are mixed."""
+
+    def check(config: Any) -> str | None:
+        if not (config.mixup or config.cutmix):
+            return f"{flag} says how to mix images: give --mixup or --cutmix as well."
+        if flag == "--mix-switch-prob" and not (config.mixup and config.cutmix):
+            one = "--mixup" if config.mixup else "--cutmix"
+            return f"--mix-switch-prob chooses between --mixup and --cutmix, and only {one} is given: give both."
+        return None
+
+    return check
 
 
-def check_arguments(args: argparse.Namespace) -> None:
-    """Raise ValueError for flags that cannot work, alone or together, and set the defaults of the flags in use.
+def _check_cut_images(config: Any) -> str | None:
+    if config.caption_cut:
+        return None
+    return "--cut-images crops the images of captions that are cut: give --caption-cut as well."
 
-    Arguments:
-        args: all arguments, with `pcmepp_cfg`.
-    """
-    _check_numbers(args)
-    _check_cached_captions(args)
-    mixes = [f"--{name}" for name in ("mixup", "cutmix") if getattr(args, name)]
-    labelled = mixes or (["--multi-positives"] if args.multi_positives else [])
-    used = labelled + [flag_of(name) for name in ("caption_augment", "caption_cut") if getattr(args, name)]
-    for name in MIXING:
-        if getattr(args, name) is not None and not mixes:
-            raise ValueError(f"{flag_of(name)} says how to mix images: give --mixup or --cutmix as well.")
-    if args.mix_switch_prob is not None and len(mixes) == 1:
-        raise ValueError(
-            f"--mix-switch-prob chooses between --mixup and --cutmix, and only {mixes[0]} is given: give both."
-        )
-    if args.cut_images and not args.caption_cut:
-        raise ValueError("--cut-images crops the images of captions that are cut: give --caption-cut as well.")
+
+def set_defaults(config: Any) -> None:
+    """Set the defaults of mixing if images are mixed; ValueError if the model cannot train by augmented batches."""
+    mixes = [f"--{name}" for name in ("mixup", "cutmix") if getattr(config, name)]
+    labelled = mixes or (["--multi-positives"] if config.multi_positives else [])
+    used = labelled + [flag_of(name) for name in ("caption_augment", "caption_cut") if getattr(config, name)]
     if not used:
         return
-    if args.pcmepp_cfg is None:
-        raise ValueError(f"{used[0]} is for PCME++ models, and {args.model} is a plain one: choose a PCMEpp model.")
-    if args.cache_tokens is not None:
+    if config.pcmepp_cfg is None:
+        raise ValueError(f"{used[0]} is for PCME++ models, and {config.model} is a plain one: choose a PCMEpp model.")
+    if config.cache_tokens is not None:
         raise ValueError(f"{used[0]} changes samples in every epoch, and --cache-tokens keeps them: drop one of them.")
     if labelled:
-        _check_loss(labelled[0], args.pcmepp_cfg)
+        _check_loss(labelled[0], config.pcmepp_cfg)
     if mixes:
-        if args.batch_size < 2:
+        if config.batch_size < 2:
             raise ValueError(f"{mixes[0]} mixes an image with another one of its batch: raise --batch-size to 2.")
         for name in MIXING:
-            if getattr(args, name) is None and (name != "mix_switch_prob" or len(mixes) == 2):
-                setattr(args, name, getattr(Mixing, name.removeprefix("mix_")))
-
-
-def _check_numbers(args: argparse.Namespace) -> None:
-    for name in ("mixup", "cutmix"):
-        alpha = getattr(args, name)
-        if alpha is not None and not (math.isfinite(alpha) and alpha >= 0):
-            raise ValueError(f"--{name} must be a finite number of at least 0, not {alpha:g}.")
-    for name in ("mix_switch_prob", "caption_augment", "caption_cut", "mix_share"):
-        value, least = getattr(args, name), "above 0" if name == "mix_share" else "at least 0"
-        if value is not None and not (0 <= value <= 1 and (value > 0 or name != "mix_share")):
-            raise ValueError(f"{flag_of(name)} must be {least} and at most 1, not {value:g}.")
-
-
-def _check_cached_captions(args: argparse.Namespace) -> None:
-    """Raise ValueError for flags that change captions or images while --cache-tokens keeps them.
-
-    The checks that depend on the data alone are in `data.check`.
-    """
-    if not args.cache_tokens:
-        return
-    for flag, is_used in ((f"--captions {args.captions}", args.captions != FIRST), ("--noise-ratio", args.noise_ratio)):
-        if is_used:
-            raise ValueError(f"--cache-tokens holds one caption per image, its own: drop {flag}, or --cache-tokens.")
-    for flag, is_used in (("--crop-sides", args.crop_sides), ("--flip", args.flip)):
-        if is_used:
-            raise ValueError(f"--cache-tokens holds one view of each image: drop {flag}, or --cache-tokens.")
+            if getattr(config, name) is None and (name != "mix_switch_prob" or len(mixes) == 2):
+                setattr(config, name, getattr(Mixing, name.removeprefix("mix_")))
 
 
 def _check_loss(flag: str, pcmepp_cfg: dict) -> None:
@@ -143,31 +80,70 @@ def _check_loss(flag: str, pcmepp_cfg: dict) -> None:
         raise ValueError(f"{flag} gives pairs soft labels, which {term} does not take: add {' '.join(change)}.")
 
 
-@dataclass(frozen=True)
+FLAGS = (
+    *(
+        Flag(f"--{way.lower()}", number(float, 0), f"mix images by {way}, w ~ Beta(ALPHA, ALPHA)", metavar="ALPHA")
+        for way in ("Mixup", "CutMix")
+    ),
+    Flag(
+        "--mix-share",
+        number(float, above=0, most=1),
+        f"share of images that are mixed (default: {Mixing.share})",
+        check=_check_mixing("--mix-share"),
+    ),
+    Flag(
+        "--mix-mode",
+        None,
+        f"'elem' mixes a share of every batch, 'batch' all images of a share of the batches (default: {Mixing.mode})",
+        choices=MODES,
+        check=_check_mixing("--mix-mode"),
+    ),
+    Flag(
+        "--mix-switch-prob",
+        number(float, 0, 1),
+        f"probability of CutMix with both --mixup and --cutmix (default: {Mixing.switch_prob})",
+        metavar="P",
+        check=_check_mixing("--mix-switch-prob"),
+    ),
+    Flag(
+        "--caption-augment",
+        number(float, 0, 1),
+        "mask, replace or delete each token of a caption with this probability",
+        metavar="P",
+    ),
+    Flag(
+        "--caption-cut",
+        number(float, 0, 1),
+        "cut each caption, with this probability, to a random run of its tokens",
+        metavar="P",
+    ),
+    Flag(
+        "--cut-images",
+        bool,
+        "with --caption-cut: crop the images of the captions that are cut, to 5 to 100 %% of their area",
+        default=None,
+        check=_check_cut_images,
+    ),
+)
+
+
 class BatchAugmentation:
     """The augmentation of the batches of one rank: `augmentation(batch, epoch, index)` returns the changed batch.
 
     Arguments:
-        seed: the run's --seed.
-        batch_size: the most samples of a batch.
-        mixing: the settings of mixed images; None to mix none.
-        caption_p: the probability with which a token of a caption is changed.
-        caption_cut: the probability with which a caption is cut to a run of its tokens.
-        caption_ids: the special token ids of the tokenizer, needed if one of the two is above 0.
-        cut_images: whether the images of captions that are cut are cropped.
-        with_token_seeds: whether each image gets a seed that chooses which of its tokens are dropped in the tower.
+        config: all flags of the run.
+        caption_ids: the special token ids of the tokenizer, needed with --caption-augment and --caption-cut.
     """
 
-    seed: int
-    rank: int
-    world_size: int
-    batch_size: int
-    mixing: Mixing | None = None
-    caption_p: float = 0.0
-    caption_cut: float = 0.0
-    caption_ids: TokenIds | None = None
-    cut_images: bool = False
-    with_token_seeds: bool = False
+    def __init__(self, config: Any, caption_ids: TokenIds | None = None):
+        self.config, self.caption_ids = config, caption_ids
+        # Each image gets a seed that chooses which of its tokens are dropped in the tower.
+        self.with_token_seeds = (config.pcmepp_cfg or {}).get("image_token_augment", 0) > 0
+        self.mixing = None
+        if config.mixup or config.cutmix:
+            how = {name.removeprefix("mix_"): getattr(config, name) for name in MIXING}
+            how = {name: value for name, value in how.items() if value is not None}
+            self.mixing = Mixing(config.mixup or 0.0, config.cutmix or 0.0, **how)
 
     def __call__(self, batch: tuple[Any, Tensor], epoch: int, index: int) -> tuple[Tensor | LabelledImages, Tensor]:
         """Return the augmented batch, which the step takes.
@@ -176,20 +152,20 @@ class BatchAugmentation:
             batch: (images, texts). Images that are `LabelledImages` already keep their ids.
             index: the index of the batch in its epoch.
         """
-        images, texts = batch
-        rng = np.random.Generator(np.random.PCG64(seed_for("augment", self.seed, epoch, index, self.rank)))
-        if self.caption_ids is not None and self.caption_cut:
-            share: float | Tensor = self.caption_cut
-            if self.cut_images:
-                is_cut_N = torch.from_numpy(rng.random(len(texts)) < self.caption_cut)
+        (images, texts), config = batch, self.config
+        rng = np.random.Generator(np.random.PCG64(seed_for("augment", config.seed, epoch, index, config.rank)))
+        if self.caption_ids is not None and config.caption_cut:
+            share: float | Tensor = config.caption_cut
+            if config.cut_images:
+                is_cut_N = torch.from_numpy(rng.random(len(texts)) < config.caption_cut)
                 share = is_cut_N.double()
                 if isinstance(images, LabelledImages):
                     images = dataclasses.replace(images, image_NCHW=cropped(images.image_NCHW, is_cut_N, rng))
                 else:
                     images = cropped(images, is_cut_N, rng)
             texts = cut_captions(texts, share, self.caption_ids, rng)
-        if self.caption_ids is not None and self.caption_p:
-            texts = augment_captions(texts, self.caption_p, self.caption_ids, rng)
+        if self.caption_ids is not None and config.caption_augment:
+            texts = augment_captions(texts, config.caption_augment, self.caption_ids, rng)
         if self.mixing is None and not self.with_token_seeds:
             return images, texts
         out = images if isinstance(images, LabelledImages) else LabelledImages(images)
@@ -203,7 +179,7 @@ class BatchAugmentation:
 
     def _unique_ids(self, index: int, samples: int) -> Tensor:
         """Return ids that no other sample of the epoch has, on any rank."""
-        first = (index * self.world_size + self.rank) * self.batch_size
+        first = (index * self.config.world_size + self.config.rank) * self.config.batch_size
         return torch.arange(first, first + samples)
 
 
@@ -220,30 +196,18 @@ def cropped(image_NCHW: Tensor, which_N: Tensor, rng: np.random.Generator) -> Te
     return out
 
 
-def batch_augmentation(args: argparse.Namespace, tokenizer: Any) -> BatchAugmentation | None:
-    """Return the augmentation of a run, whose arguments are checked and whose rank is known, or None if it has none."""
+def batch_augmentation(config: Any, tokenizer: Any) -> BatchAugmentation | None:
+    """Return the augmentation of a run whose flags are checked and whose rank is known, or None if it has none."""
     from ..host.tokenizers import token_ids
 
-    mixing = None
-    if args.mixup or args.cutmix:
-        how = {name.removeprefix("mix_"): getattr(args, name) for name in MIXING}
-        mixing = Mixing(args.mixup or 0.0, args.cutmix or 0.0, **{k: x for k, x in how.items() if x is not None})
     caption_ids = None
-    if args.caption_augment or args.caption_cut:
+    if config.caption_augment or config.caption_cut:
         try:
             caption_ids = TokenIds(**token_ids(tokenizer))
         except ValueError as error:
-            flag = "--caption-augment" if args.caption_augment else "--caption-cut"
-            raise ValueError(f"{flag} cannot be used with {args.model}: {error}") from None
-    with_token_seeds = (args.pcmepp_cfg or {}).get("image_token_augment", 0) > 0
-    if not (mixing or caption_ids or with_token_seeds):
-        return None
-    return BatchAugmentation(
-        *(args.seed, args.rank, args.world_size, args.batch_size),
-        mixing=mixing,
-        caption_p=args.caption_augment or 0.0,
-        caption_cut=args.caption_cut or 0.0,
-        caption_ids=caption_ids,
-        cut_images=bool(args.cut_images),
-        with_token_seeds=with_token_seeds,
-    )
+            flag = "--caption-augment" if config.caption_augment else "--caption-cut"
+            raise ValueError(f"{flag} cannot be used with {config.model}: {error}") from None
+    augmentation = BatchAugmentation(config, caption_ids)
+    if augmentation.mixing or caption_ids or augmentation.with_token_seeds:
+        return augmentation
+    return None

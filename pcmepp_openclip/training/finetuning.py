@@ -1,218 +1,240 @@
-"""The flags of a fine-tuning recipe.
+"""The flags of a fine-tuning recipe and of the optimizer.
 
 These are learning rates by layer, a step schedule, frozen epochs, averaged weights and the best checkpoint. Any model
 may use each of them, and all are off by default. Epochs are counted from 0, as in the log.
 """
 
 import argparse
-import math
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
-from ..system.text import flag_of
-from . import optimizers
+import torch
+
+from ..system.flags import FIXED, PRIVATE, Flag, number
+from ..system.text import did_you_mean
 
 DROP_FACTOR = 0.1
+TIMM, LOOKAHEAD = "timm/", "lookahead_"
+BY_FLAGS = {  # arguments of an optimizer that have flags of their own
+    "lr": "--lr",
+    "betas": "--beta1 and --beta2",
+    "eps": "--eps",
+    "weight_decay": "--wd",
+    "momentum": "--momentum",
+}
 
 
-@dataclass(frozen=True)
-class FineTuning:
-    """The settings of a fine-tuning recipe. With the defaults a run is as it is without the flags.
+def has_groups(config: Any) -> bool:
+    """Return whether parameters have learning rates of their own."""
+    factors = config.layer_decay, config.image_lr_multiplier, config.text_lr_multiplier
+    return any(factor not in (None, 1.0) for factor in factors)
+
+
+def frozen_epochs(config: Any) -> int:
+    """Return the number of epochs at the start in which a part of the model is frozen."""
+    return max(config.freeze_image_epochs or 0, config.freeze_text_epochs or 0)
+
+
+def check_optimizer(config: Any) -> None:
+    """Raise ValueError for an optimizer that cannot be built."""
+    name = config.opt.lower()
+    if name == "adamw":
+        return
+    known = _timm_names()
+    if name.removeprefix(TIMM).removeprefix(LOOKAHEAD) not in known:
+        hint = did_you_mean(TIMM + name.removeprefix(TIMM), [TIMM + each for each in known], "see timm.optim.")
+        raise ValueError(f"--opt {config.opt}: there is no such optimizer; {hint}")
+    if not name.startswith(TIMM):
+        raise ValueError(f"--opt {config.opt} is one of timm's optimizers: write {TIMM}{name}.")
+    if (config.beta1 is None) != (config.beta2 is None):
+        missing = "--beta2" if config.beta2 is None else "--beta1"
+        raise ValueError(f"--opt {config.opt} takes both betas or neither, for its own defaults: give {missing}.")
+    if config.lr is None:
+        raise ValueError(f"--opt {config.opt} has no default learning rate: give --lr.")
+
+
+def _timm_names() -> list[str]:
+    import timm.optim
+
+    return [str(name) for name in timm.optim.list_optimizers()]
+
+
+def _defaults(name: str) -> dict[str, Any]:
+    """Return the arguments of an optimizer with their default values."""
+    parameter = [torch.nn.Parameter(torch.zeros(1))]
+    if name == "adamw":
+        return torch.optim.AdamW(parameter).defaults
+    import timm.optim
+
+    return timm.optim.create_optimizer_v2(parameter, name.removeprefix(TIMM), lr=1e-3).defaults
+
+
+def _key_value(text: str) -> tuple[str, Any]:
+    """Return the key and the number or boolean of KEY=VALUE."""
+    key, _, value = text.partition("=")
+    try:
+        if not key.isidentifier():
+            raise ValueError
+        if value.lower() in ("true", "false"):
+            return key, value.lower() == "true"
+        return key, int(value) if value.lstrip("+-").isdigit() else float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE with a number, true or false") from None
+
+
+def _check_opt_kwargs(config: Any) -> str | None:
+    """Make a dict of the pairs, and check each by the default of the optimizer."""
+    config.opt_kwargs, name = dict(config.opt_kwargs), config.opt.lower()
+    if name != "adamw" and name.removeprefix(TIMM).removeprefix(LOOKAHEAD) not in _timm_names():
+        return None
+    defaults = _defaults(name)
+    for key, value in config.opt_kwargs.items():
+        if key in BY_FLAGS:
+            return f"--opt-kwargs {key}: use {BY_FLAGS[key]}."
+        if key not in defaults:
+            hint = did_you_mean(key, [*defaults.keys() - BY_FLAGS.keys()], "see timm.optim.")
+            return f"--opt-kwargs {key}: --opt {config.opt} has no such argument; {hint}"
+        if defaults[key] is not None and isinstance(defaults[key], bool) != isinstance(value, bool):
+            kind = "true or false" if isinstance(defaults[key], bool) else "a number"
+            return f"--opt-kwargs {key} must be {kind}, not {value}."
+    return None
+
+
+def _within_run(flag: str, epoch: int, config: Any, why: str) -> str | None:
+    """Return what is wrong with an epoch that the run does not have."""
+    return f"{flag} {epoch} is not below --epochs {config.epochs}: {why}." if epoch >= config.epochs else None
+
+
+def _check_drops(config: Any) -> str | None:
+    if config.lr_scheduler != "const" or config.skip_scheduler:
+        flag = "--skip-scheduler" if config.skip_scheduler else f"--lr-scheduler {config.lr_scheduler}"
+        return f"--lr-drop-epochs needs a constant learning rate: give --lr-scheduler const, not {flag}."
+    if len(set(config.lr_drop_epochs)) < len(config.lr_drop_epochs):
+        return "--lr-drop-epochs names an epoch twice: change --lr-drop-factor for a larger drop."
+    return _within_run("--lr-drop-epochs", max(config.lr_drop_epochs), config, "the learning rate would never drop")
+
+
+def _check_drop_factor(config: Any) -> str | None:
+    if config.lr_drop_epochs is not None:
+        return None
+    return "--lr-drop-factor is for --lr-drop-epochs: give the epochs, or drop it."
+
+
+def _check_freeze(tower: str, unlocked: str) -> Callable[[Any], str | None]:
+    """Return the check of the number of epochs in which a tower is frozen.
 
     Arguments:
-        opt_kwargs: further arguments of the optimizer.
-        layer_decay: factor of the learning rate from a block of a tower to the one before it.
-        image_multiplier, text_multiplier: factor of the learning rate of a tower, heads excepted.
-        drop_epochs, drop_factor: the learning rate is multiplied by the factor from each of these epochs on.
-        freeze_image, freeze_text: number of epochs at the start in which the backbone of a tower is not trained.
-        warm_up: "loss" or "lr" if that is warmed up in the first epoch after those, else None.
-        swa_start: first epoch after which the weights are averaged, or None.
-        save_best: whether the weights of the best validation are kept.
+        unlocked: the flag of open_clip that leaves a part of a locked tower trained.
     """
 
-    opt_kwargs: dict[str, Any] = field(default_factory=dict)
-    layer_decay: float = 1.0
-    image_multiplier: float = 1.0
-    text_multiplier: float = 1.0
-    drop_epochs: tuple[int, ...] = ()
-    drop_factor: float = DROP_FACTOR
-    freeze_image: int = 0
-    freeze_text: int = 0
-    warm_up: str | None = None
-    swa_start: int | None = None
-    save_best: bool = False
+    def check(config: Any) -> str | None:
+        flag, lock = f"--freeze-{tower}-epochs", f"--lock-{tower}"
+        epochs = getattr(config, f"freeze_{tower}_epochs")
+        locked = getattr(config, f"lock_{tower}") and not getattr(config, unlocked)
+        for other, on in ((lock, locked), ("--head-only", config.head_only)):
+            if epochs and on:
+                return f"{other} freezes the tower for the whole run: drop it, or {flag}."
+        return _within_run(flag, epochs, config, f"the tower would never be trained; {lock} is for that")
 
-    @classmethod
-    def from_args(cls, args: argparse.Namespace) -> "FineTuning":
-        return cls(
-            opt_kwargs=args.opt_kwargs or {},
-            layer_decay=_or_default(args.layer_decay, 1.0),
-            image_multiplier=_or_default(args.image_lr_multiplier, 1.0),
-            text_multiplier=_or_default(args.text_lr_multiplier, 1.0),
-            drop_epochs=tuple(args.lr_drop_epochs or ()),
-            drop_factor=_or_default(args.lr_drop_factor, DROP_FACTOR),
-            freeze_image=args.freeze_image_epochs or 0,
-            freeze_text=args.freeze_text_epochs or 0,
-            warm_up=args.warm_up_after_freeze,
-            swa_start=args.swa_start_epoch,
-            save_best=args.save_best,
+    return check
+
+
+def _check_warm_up(config: Any) -> str | None:
+    if not frozen_epochs(config):
+        return "--warm-up-after-freeze needs a frozen tower: give --freeze-image-epochs, or drop it."
+    if config.warm_up_after_freeze == "lr" and config.skip_scheduler:
+        return "--warm-up-after-freeze lr needs a schedule: drop --skip-scheduler."
+    return None
+
+
+def _needs_logs(flag: str, config: Any) -> str | None:
+    return None if config.keeps_files else f"{flag} keeps a checkpoint of the run: set their folder with --logs."
+
+
+def _check_average(config: Any) -> str | None:
+    if config.lora:
+        return (
+            "--swa-start-epoch cannot be combined with --lora: the average of a product is not the product of "
+            "averages. Drop one of them."
         )
-
-    @property
-    def groups(self) -> bool:
-        """Return whether parameters have learning rates of their own."""
-        return (self.layer_decay, self.image_multiplier, self.text_multiplier) != (1.0, 1.0, 1.0)
-
-    @property
-    def frozen_epochs(self) -> int:
-        """Return the number of epochs at the start in which a part of the model is frozen."""
-        return max(self.freeze_image, self.freeze_text)
+    late = _within_run("--swa-start-epoch", config.swa_start_epoch, config, "no weights would be averaged")
+    return late or _needs_logs("--swa-start-epoch", config)
 
 
-def _or_default(value: Any, default: Any) -> Any:
-    return default if value is None else value
+def _check_best(config: Any) -> str | None:
+    if not config.val_data or not config.val_frequency:
+        return "--save-best chooses by a validation: give --val-data, and a --val-frequency above 0."
+    return _needs_logs("--save-best", config)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("fine-tuning (epochs are counted from 0)")
-    for flag, kind, metavar, text in (
-        (
-            "--layer-decay",
-            float,
-            "X",
-            "multiply the learning rate by X from each block of a tower to the one before it",
-        ),
-        ("--image-lr-multiplier", float, "X", "multiply the learning rate of the image tower, without heads, by X"),
-        ("--text-lr-multiplier", float, "X", "multiply the learning rate of the text tower, without heads, by X"),
-        ("--lr-drop-factor", float, "X", f"the factor of --lr-drop-epochs (default: {DROP_FACTOR})"),
-        ("--freeze-image-epochs", int, "N", "do not train the image tower, without heads, in the first N epochs"),
-        ("--freeze-text-epochs", int, "N", "do not train the text tower, without heads, in the first N epochs"),
-        ("--swa-start-epoch", int, "N", "average the weights after each epoch from N on, see checkpoints/swa.pt"),
-    ):
-        group.add_argument(flag, type=kind, metavar=metavar, help=text)
-    group.add_argument(
-        "--opt-kwargs",
-        nargs="+",
-        action=_KeyValues,
-        metavar="KEY=VALUE",
-        help="further arguments of the optimizer, such as wd_ratio=0.1 nesterov=false of --opt timm/adamp",
-    )
-    group.add_argument(
+FLAGS = (
+    Flag(
+        "--layer-decay",
+        number(float, above=0, most=1),
+        "multiply the learning rate by X from each block of a tower to the one before it",
+        record=FIXED,
+    ),
+    *(
+        Flag(
+            f"--{tower}-lr-multiplier",
+            number(float, above=0),
+            f"multiply the learning rate of the {tower} tower, without heads, by X",
+            record=FIXED,
+        )
+        for tower in ("image", "text")
+    ),
+    Flag(
         "--lr-drop-epochs",
-        type=int,
+        number(int, 0),
+        "multiply the learning rate by --lr-drop-factor from each of these epochs on; with --lr-scheduler const",
         nargs="+",
-        metavar="N",
-        help="multiply the learning rate by --lr-drop-factor from each of these epochs on; with --lr-scheduler const",
-    )
-    group.add_argument(
+        check=_check_drops,
+    ),
+    Flag(
+        "--lr-drop-factor",
+        number(float, above=0),
+        f"the factor of --lr-drop-epochs (default: {DROP_FACTOR})",
+        check=_check_drop_factor,
+    ),
+    *(
+        Flag(
+            f"--freeze-{tower}-epochs",
+            number(int, 0),
+            f"do not train the {tower} tower, without heads, in the first N epochs",
+            check=_check_freeze(tower, unlocked),
+        )
+        for tower, unlocked in (("image", "lock_image_unlocked_groups"), ("text", "lock_text_unlocked_layers"))
+    ),
+    Flag(
         "--warm-up-after-freeze",
+        None,
+        "in the first epoch after the frozen ones, raise linearly from zero to its full value: the loss, as the "
+        "authors' code does (the default), or the learning rate (lr), as their paper says",
         nargs="?",
         const="loss",
         choices=["loss", "lr"],
-        help="in the first epoch after the frozen ones, raise linearly from zero to its full value: the loss, as the "
-        "authors' code does (the default), or the learning rate (lr), as their paper says",
-    )
-    group.add_argument(
+        check=_check_warm_up,
+    ),
+    Flag(
+        "--swa-start-epoch",
+        number(int, 0),
+        "average the weights after each epoch from N on, see checkpoints/swa.pt",
+        check=_check_average,
+    ),
+    Flag(
         "--save-best",
-        action="store_true",
-        help="keep the weights with the highest RSUM on --val-data as checkpoints/best.pt",
-    )
-
-
-class _KeyValues(argparse.Action):
-    """An argparse action that turns KEY=VALUE words into a dict of numbers and booleans."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        arguments: dict[str, Any] = {}
-        for word in values:
-            key, equals, text = word.partition("=")
-            try:
-                arguments[key] = {"true": True, "false": False}.get(text.lower())
-                if arguments[key] is None:
-                    arguments[key] = int(text) if text.lstrip("+-").isdigit() else float(text)
-            except ValueError:
-                equals = ""
-            if not equals or not key.isidentifier():
-                raise argparse.ArgumentError(self, f"{word!r} is not KEY=VALUE with a number, true or false")
-        setattr(namespace, self.dest, arguments)
-
-
-def check(args: argparse.Namespace) -> None:
-    """Raise ValueError for a flag that makes no sense, alone or with the others."""
-    for name, positive in (("layer_decay", 1.0), ("image_lr_multiplier", None), ("text_lr_multiplier", None)):
-        _check_factor(args, name, positive)
-    optimizers.check(args)
-    _check_drops(args)
-    _check_freeze(args)
-    _check_average(args)
-    if args.save_best:
-        if not args.val_data or not args.val_frequency:
-            raise ValueError("--save-best chooses by a validation: give --val-data, and a --val-frequency above 0.")
-        _check_logs(args, "--save-best")
-
-
-def _check_factor(args: argparse.Namespace, name: str, most: float | None) -> None:
-    value = getattr(args, name)
-    if value is None:
-        return
-    if not (value > 0 and math.isfinite(value) and (most is None or value <= most)):
-        limit = "a finite number above 0" if most is None else f"above 0 and at most {most:g}"
-        raise ValueError(f"{flag_of(name)} must be {limit}, not {value:g}.")
-
-
-def _check_epochs(args: argparse.Namespace, name: str, epoch: int, why: str) -> None:
-    """Raise ValueError unless the run has an epoch of that index."""
-    if epoch < 0:
-        raise ValueError(f"{flag_of(name)} must be at least 0, not {epoch}.")
-    if epoch >= args.epochs:
-        raise ValueError(f"{flag_of(name)} {epoch} is not below --epochs {args.epochs}: {why}.")
-
-
-def _check_drops(args: argparse.Namespace) -> None:
-    if args.lr_drop_epochs is None:
-        if args.lr_drop_factor is not None:
-            raise ValueError("--lr-drop-factor is for --lr-drop-epochs: give the epochs, or drop it.")
-        return
-    _check_factor(args, "lr_drop_factor", None)
-    if args.lr_scheduler != "const" or args.skip_scheduler:
-        flag = "--skip-scheduler" if args.skip_scheduler else f"--lr-scheduler {args.lr_scheduler}"
-        raise ValueError(f"--lr-drop-epochs needs a constant learning rate: give --lr-scheduler const, not {flag}.")
-    for epoch in args.lr_drop_epochs:
-        _check_epochs(args, "lr_drop_epochs", epoch, "the learning rate would never drop")
-    if len(set(args.lr_drop_epochs)) < len(args.lr_drop_epochs):
-        raise ValueError("--lr-drop-epochs names an epoch twice: change --lr-drop-factor for a larger drop.")
-
-
-def _check_freeze(args: argparse.Namespace) -> None:
-    for name, locked, lock in (
-        ("freeze_image_epochs", args.lock_image and not args.lock_image_unlocked_groups, "--lock-image"),
-        ("freeze_text_epochs", args.lock_text and not args.lock_text_unlocked_layers, "--lock-text"),
-    ):
-        epochs = getattr(args, name)
-        if epochs is None:
-            continue
-        _check_epochs(args, name, epochs, f"the tower would never be trained; {lock} is for that")
-        for flag, on in ((lock, locked), ("--head-only", args.head_only)):
-            if epochs and on:
-                raise ValueError(f"{flag} freezes the tower for the whole run: drop it, or {flag_of(name)}.")
-    if args.warm_up_after_freeze and not FineTuning.from_args(args).frozen_epochs:
-        raise ValueError("--warm-up-after-freeze needs a frozen tower: give --freeze-image-epochs, or drop it.")
-    if args.warm_up_after_freeze == "lr" and args.skip_scheduler:
-        raise ValueError("--warm-up-after-freeze lr needs a schedule: drop --skip-scheduler.")
-
-
-def _check_average(args: argparse.Namespace) -> None:
-    if args.swa_start_epoch is None:
-        return
-    _check_epochs(args, "swa_start_epoch", args.swa_start_epoch, "no weights would be averaged")
-    if args.lora:
-        raise ValueError(
-            "--swa-start-epoch cannot be combined with --lora: the average of a product is not the "
-            "product of averages. Drop one of them."
-        )
-    _check_logs(args, "--swa-start-epoch")
-
-
-def _check_logs(args: argparse.Namespace, flag: str) -> None:
-    if not args.logs or args.logs.lower() == "none":
-        raise ValueError(f"{flag} keeps a checkpoint of the run: set their folder with --logs.")
+        bool,
+        "keep the weights with the highest RSUM on --val-data as checkpoints/best.pt",
+        check=_check_best,
+        record=PRIVATE,
+    ),
+    Flag(
+        "--opt-kwargs",
+        _key_value,
+        "further arguments of the optimizer, such as wd_ratio=0.1 nesterov=false of --opt timm/adamp",
+        nargs="+",
+        metavar="KEY=VALUE",
+        record=FIXED,
+        check=_check_opt_kwargs,
+    ),
+)

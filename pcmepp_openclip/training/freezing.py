@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from .finetuning import FineTuning
+from .finetuning import frozen_epochs
 from .param_groups import backbone_parameters
 
 
@@ -33,17 +33,17 @@ class FrozenEpoch:
             parameter.grad = None
 
 
-def frozen_epoch(recipe: FineTuning, model: Any, epoch: int, steps: int) -> FrozenEpoch:
+def frozen_epoch(config: Any, model: Any, epoch: int, steps: int) -> FrozenEpoch:
     """Return what is frozen or warmed up in an epoch of so many steps.
 
     At step i of the epoch that warms up, i from 0, the loss is multiplied by (i + 1) / steps.
     """
     frozen = [
         parameter
-        for tower, epochs in (("image", recipe.freeze_image), ("text", recipe.freeze_text))
-        if epoch < epochs
+        for tower, epochs in (("image", config.freeze_image_epochs), ("text", config.freeze_text_epochs))
+        if epoch < (epochs or 0)
         for parameter in backbone_parameters(model, tower)
     ]
-    if recipe.warm_up != "loss" or epoch != recipe.frozen_epochs:
+    if config.warm_up_after_freeze != "loss" or epoch != frozen_epochs(config):
         return FrozenEpoch(frozen)
     return FrozenEpoch(frozen, lambda step: (step - epoch * steps + 1) / steps)

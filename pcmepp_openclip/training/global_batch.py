@@ -6,12 +6,9 @@ The global batch is what a run's hyperparameters depend on, and the number of ra
 other two follow from them, and a run that is resumed on another number of ranks keeps its steps.
 """
 
-import argparse
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
-
-from ..host.flags import PlannedRun, RunSettings
+from typing import Any
 
 ACCUMULATION_COST = (
     "the towers run forward twice, about 4/3 of the time per sample where a backward pass costs two forward passes; "
@@ -20,72 +17,41 @@ ACCUMULATION_COST = (
 MOST = 10**12  # samples of a step
 
 
-@dataclass(frozen=True)
-class GlobalBatch:
-    """The samples of one step.
+def words(batch_size: int, ranks: int, accum_freq: int) -> str:
+    """Return a global batch in words."""
+    each = f"{batch_size} per rank x {ranks} ranks x {accum_freq} accumulated batches"
+    return f"{batch_size * ranks * accum_freq:,} ({each})"
+
+
+def words_with_cost(config: Any) -> str:
+    """Return the global batch of a run in words and, with accumulation, what that costs."""
+    text = words(config.batch_size, config.world_size, config.accum_freq)
+    return f"{text}; {ACCUMULATION_COST}" if config.accum_freq > 1 else text
+
+
+def resolve(config: Any, explicit: Collection[str], multiple_of: int) -> None:
+    """Set `batch_size` and `accum_freq` for `world_size` ranks, if there is a --global-batch-size.
 
     Arguments:
-        batch_size: the samples per rank and forward pass.
-        accum_freq: the batches per rank and step.
-    """
-
-    batch_size: int
-    ranks: int
-    accum_freq: int
-
-    @classmethod
-    def of(cls, run: RunSettings | PlannedRun) -> "GlobalBatch":
-        return cls(run.batch_size, run.world_size, run.accum_freq)
-
-    @property
-    def samples(self) -> int:
-        return self.batch_size * self.ranks * self.accum_freq
-
-    def __str__(self) -> str:
-        each = f"{self.batch_size} per rank x {self.ranks} ranks x {self.accum_freq} accumulated batches"
-        return f"{self.samples:,} ({each})"
-
-    @property
-    def with_cost(self) -> str:
-        """Return the batch in words and, with accumulation, what that costs, for a dry run and the log."""
-        return f"{self}; {ACCUMULATION_COST}" if self.accum_freq > 1 else str(self)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--global-batch-size",
-        type=int,
-        metavar="N",
-        help="samples per step over all ranks; --batch-size is then the most that a rank takes per forward pass "
-        "(default: its whole share), and --accum-freq follows",
-    )
-
-
-def resolve(args: argparse.Namespace, flags_given: Collection[str], multiple_of: int) -> None:
-    """Set `args.batch_size` and `args.accum_freq` for `args.world_size` ranks, if there is a --global-batch-size.
-
-    Arguments:
-        flags_given: which of "batch_size" and "accum_freq" are on the command line; the others have open_clip's
-            defaults.
+        explicit: the names of the flags that are on the command line; others have open_clip's defaults.
         multiple_of: the batch size is a multiple of it.
     """
-    if args.global_batch_size is None:
+    if config.global_batch_size is None:
         return
-    if not 1 <= args.global_batch_size <= MOST:
-        raise ValueError(f"--global-batch-size must be from 1 to {MOST:,}, not {args.global_batch_size}.")
-    if "accum_freq" in flags_given:
+    if "accum_freq" in explicit:
         raise ValueError(
             "--accum-freq follows from --global-batch-size and --batch-size: drop it, or --global-batch-size."
         )
-    at_most = args.batch_size if "batch_size" in flags_given else None
-    batch = split(args.global_batch_size, args.world_size, at_most, multiple_of)
-    args.batch_size, args.accum_freq = batch.batch_size, batch.accum_freq
+    at_most = config.batch_size if "batch_size" in explicit else None
+    del config.batch_size, config.accum_freq  # if they cannot be set, checks that need them are skipped
+    config.batch_size, config.accum_freq = split(config.global_batch_size, config.world_size, at_most, multiple_of)
 
 
-def split(samples: int, ranks: int, at_most: int | None = None, multiple_of: int = 1) -> GlobalBatch:
-    """Return the largest batches that divide a global batch of so many samples; ValueError if there are none.
+def split(samples: int, ranks: int, at_most: int | None = None, multiple_of: int = 1) -> tuple[int, int]:
+    """Return the size and the number of the largest batches that make a global batch; ValueError if there are none.
 
     Arguments:
+        samples: the samples of the global batch.
         at_most: the most samples of a batch per rank. The largest size that divides is taken if it is at least half of
             that.
         multiple_of: the batch size is a multiple of it.
@@ -114,7 +80,7 @@ def split(samples: int, ranks: int, at_most: int | None = None, multiple_of: int
             f"{(largest + 1) // 2} to {largest} divides: choose --batch-size {batch_size} or {larger}, or "
             f"--global-batch-size {_neighbours(samples, whole)}."
         )
-    return GlobalBatch(batch_size, ranks, share // batch_size)
+    return batch_size, share // batch_size
 
 
 def _divisors(number: int) -> set[int]:

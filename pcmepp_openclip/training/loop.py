@@ -9,7 +9,6 @@ or stop at the same step.
 With the same flags, data and seed the weights are those of `open_clip_train.main`, to the bit.
 """
 
-import argparse
 import contextlib
 import functools
 import logging
@@ -22,16 +21,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .. import data
 from ..data import build
 from ..encode import tokens
 from ..host import training as host
-from ..host.flags import run_settings
 from ..host.parallel import is_compiled, load_optimizer
 from ..runs import checkpoints, record, rng
 from ..runs.lock import FolderLock, take_folder
-from . import augment, finetuning, validation_data
+from . import augment, validation_data
 from .caching import cached_data
+from .config import RunConfig
 from .coordination import RankCoordinator, Stopped
 from .full_length import full_length_pass, is_wanted
 from .model_flags import tower_config
@@ -56,14 +54,12 @@ class Training:
         pusher: receives every finished checkpoint.
     """
 
-    def __init__(self, args: argparse.Namespace, spec: Any, description: record.RunDescription, pusher: Pusher):
+    def __init__(self, args: RunConfig, spec: Any, description: record.RunDescription, pusher: Pusher):
         self.args, self.spec, self.description, self.pusher = args, spec, description, pusher
-        settings = self.settings = run_settings(args)
+        settings = self.settings = args
         self.computing = host.computing(args)
         self.device, self.autocast, self.dtype = self.computing.values()
-        self.recipe = Recipe(
-            finetuning.FineTuning.from_args(args), settings, args.pcmepp_cfg, weights=self._weights_alone
-        )
+        self.recipe = Recipe(args, weights=self._weights_alone)
         self.lock: FolderLock | None = take_folder(settings.folder) if settings.rank == 0 else None
         self.coordinator = RankCoordinator(
             folder=settings.folder,
@@ -77,7 +73,7 @@ class Training:
         self.waiter = Waiter(lambda: self.coordinator.stop_asked)
         self.batches = Batches(settings, self.waiter)
         self.validator = Validator(settings, self.waiter, self.batches)
-        self.saves = settings.rank == 0 and bool(args.logs) and args.logs.lower() != "none"
+        self.saves = settings.rank == 0 and args.keeps_files
         self.resumed: ResumedRun | None = None
         self.start_epoch = self.samples_seen = self.steps_per_epoch = 0
         self.trained = self.unsaved = False  # whether there was an epoch, and a step since the last checkpoint
@@ -161,11 +157,12 @@ class Training:
         if args.cache_tokens:
             towers = tokens.Towers(self.inner, tower_config(args), args.precision, **self.computing)
             make_train = functools.partial(cached_data, self, Path(args.cache_tokens), self.spec, towers)
-        make_validation = validation_data.maker(data.ValidationFlags.from_args(args, self.spec.flags.val_data), args)
+        val_data = self.spec.places.get("val_data")
+        make_validation = validation_data.maker(args, val_data)
         makers = make_train, make_validation
         out = build.get_data(host.stock_get_data, self.spec, args, transforms, self.start_epoch, tokenizer, *makers)
         if "val" in out and make_validation is None:
-            validation_data.describe(out["val"].dataloader, self.spec.flags.val_data)
+            validation_data.describe(out["val"].dataloader, val_data)
         return out
 
     def _plan_steps(self) -> None:

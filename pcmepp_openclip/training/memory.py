@@ -1,8 +1,8 @@
 """The error message of a run whose GPU has too little memory."""
 
 import re
+from typing import Any
 
-from ..host.flags import MemoryFlags
 from ..system.errors import RunFailed
 
 
@@ -10,22 +10,24 @@ class OutOfMemory(RunFailed):
     """A tensor did not fit into the memory of the GPU."""
 
 
-def out_of_memory_message(error: BaseException, flags: MemoryFlags, forecast: str | None = None) -> str:
+def out_of_memory_message(error: BaseException, config: Any, forecast: str | None = None) -> str:
     """Return a paragraph with the size of the card, the memory that was expected, and the flags that help.
 
     Arguments:
         error: torch's error, whose text has the numbers.
-        flags: the flags of the run that decide how much memory it takes.
+        config: all flags of the run.
         forecast: one sentence on the memory that the run was expected to take, or None.
     """
     text = str(error)
     total, wanted = (re.search(rf"{words} ([\d.]+ \w+)", text) for words in ("total capacity of", "Tried to allocate"))
     card = f" of {total[1]}" if total else ""
     problem = f"The memory of the GPU{card} is not enough" + (f": {wanted[1]} more did not fit." if wanted else ".")
-    advice = [f"lower --batch-size ({flags.batch_size}) and raise --accum-freq ({flags.accum_freq}) by the same factor"]
-    if not flags.grad_checkpointing:
+    advice = [
+        f"lower --batch-size ({config.batch_size}) and raise --accum-freq ({config.accum_freq}) by the same factor"
+    ]
+    if not config.grad_checkpointing:
         advice.append("add --grad-checkpointing")
-    if flags.precision == "fp32":
+    if config.precision == "fp32":
         advice.append("use --precision amp_bf16")
     *most, last = advice
     remedy = f"{', '.join(most)}, or {last}" if most else last

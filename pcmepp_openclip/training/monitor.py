@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from ..config import PCMEppCfg
-from ..host.flags import RunSettings
 from ..losses.collectives import all_reduce
 from ..losses.pcmepp import PCMEppLoss
 from ..runs import checkpoints, record
 from ..system.errors import RunFailed
+from .config import RunConfig
 from .health import HealthCheck
 
 # The loss scale of fp16 starts at 65,536, halves with each skipped step and doubles after 2,000 good ones in a row.
@@ -40,10 +40,10 @@ class Monitor:
         cfg: the model's `pcmepp_cfg`, None for a plain model.
     """
 
-    def __init__(self, loss: nn.Module, settings: RunSettings, cfg: dict | None):
+    def __init__(self, loss: nn.Module, settings: RunConfig, cfg: dict | None):
         self.loss = MonitoredLoss(loss, settings.checkpoints, settings.distributed, settings.device)
         self.rank, self.wandb = settings.rank, settings.wandb
-        batch = settings.samples_per_batch * settings.accum_freq
+        batch = settings.samples_per_step
         self.health = HealthCheck(PCMEppCfg.parse(cfg).as_json(), batch, settings.warmup) if cfg else None
         self.history: Path | None = None  # the file in which the loss is recorded
         self.steps = 0  # the steps of the whole run, set before its first epoch
@@ -94,7 +94,7 @@ class StepLog:
     The terms of the loss are those of rank 0 at the logged steps.
     """
 
-    def __init__(self, settings: RunSettings, tb_writer: Any):
+    def __init__(self, settings: RunConfig, tb_writer: Any):
         self.settings, self.tb_writer = settings, tb_writer
 
     def start_epoch(self, epoch: int, samples: int, steps: int) -> None:

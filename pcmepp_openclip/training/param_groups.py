@@ -18,7 +18,6 @@ import torch
 from torch import nn
 
 from ..host.towers import image_tower, text_tower
-from .finetuning import FineTuning
 
 HEADS = "heads"
 SCALE, NAME = "lr_scale", "name"  # keys of a group of the optimizer; the first is timm's name for it
@@ -70,16 +69,16 @@ def backbone_parameters(model: Any, tower: str) -> list[nn.Parameter]:
     ]
 
 
-def factor(place: Place, recipe: FineTuning) -> float:
+def factor(place: Place, config: Any) -> float:
     """Return the factor that --lr is multiplied by at a place."""
-    multiplier = {"image": recipe.image_multiplier, "text": recipe.text_multiplier, "": 1.0}[place.tower]
-    return multiplier * recipe.layer_decay**place.depth
+    multipliers = {"image": config.image_lr_multiplier, "text": config.text_lr_multiplier, "": 1.0}
+    return (multipliers[place.tower] or 1.0) * (config.layer_decay or 1.0) ** place.depth
 
 
-def check_blocks(model: Any, recipe: FineTuning) -> Iterator[str]:
+def check_blocks(model: Any, config: Any) -> Iterator[str]:
     """Yield a warning for a tower that --layer-decay does not affect; ValueError if it affects neither."""
     lacking = [name for name, tower in (("image", image_tower(model)), ("text", text_tower(model))) if not tower.blocks]
-    if recipe.layer_decay == 1 or not lacking:
+    if (config.layer_decay or 1) == 1 or not lacking:
         return
     if len(lacking) == 2:
         raise ValueError(
@@ -92,7 +91,7 @@ def check_blocks(model: Any, recipe: FineTuning) -> Iterator[str]:
     )
 
 
-def set_groups(optimizer: torch.optim.Optimizer, model: Any, recipe: FineTuning) -> None:
+def set_groups(optimizer: torch.optim.Optimizer, model: Any, config: Any) -> None:
     """Split the groups that an optimizer was built with by place, and keep all other settings of each group.
 
     The group of the full learning rate comes first: open_clip logs the rate of the first one.
@@ -105,19 +104,19 @@ def set_groups(optimizer: torch.optim.Optimizer, model: Any, recipe: FineTuning)
         split: dict[str, dict[str, Any]] = {}
         for parameter in group["params"]:
             place = by_id[id(parameter)]
-            scale = factor(place, recipe)
+            scale = factor(place, config)
             made = {**group, "params": [], SCALE: scale, NAME: place.group, "lr": group["lr"] * scale}
             split.setdefault(place.group, made)["params"].append(parameter)
         groups += split.values()
     optimizer.param_groups[:] = sorted(groups, key=lambda group: order[group[NAME]])
 
 
-def table(model: Any, recipe: FineTuning, lr: float) -> list[tuple[str, float, int]]:
+def table(model: Any, config: Any, lr: float) -> list[tuple[str, float, int]]:
     """Return (group, its learning rate at the full --lr, number of trained parameters), in the order of the model."""
     place_of = places(model)
     counts: dict[Place, int] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             counts[place_of[name]] = counts.get(place_of[name], 0) + parameter.numel()
-    rows = [(place.group, lr * factor(place, recipe), count) for place, count in counts.items()]
+    rows = [(place.group, lr * factor(place, config), count) for place, count in counts.items()]
     return sorted(rows, key=lambda row: row[0] != HEADS)

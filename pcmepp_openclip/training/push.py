@@ -5,7 +5,6 @@ print. huggingface_hub's own background commits (`run_as_future`) and a commit i
 Python waits at its exit for the threads that send files, until the Hub has taken all. A process can be killed.
 """
 
-import argparse
 import contextlib
 import itertools
 import json
@@ -19,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ..hub import background, upload
 from ..hub.upload import PermanentHubError, TransientHubError, clean
@@ -30,22 +30,11 @@ KILL_TIMEOUT_S = 5.0  # seconds that the end of a killed process may take
 CHECK_TIMEOUT_S = 15.0  # seconds that the Hub may take to answer the check before the first step
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("Hugging Face Hub (the token comes from HF_TOKEN or `hf auth login`)")
-    group.add_argument("--push-to-hub", metavar="ORG/NAME", help="push every finished checkpoint to this repo")
-    group.add_argument("--hub-private", action="store_true", help="create the repo as private, if it does not exist")
-    group.add_argument("--hub-branch", metavar="NAME", help="push to this branch; it is created if it does not exist")
-    group.add_argument("--hub-tag", action="store_true", help="tag every pushed checkpoint, as in step-2000")
-    group.add_argument("--hub-license", metavar="ID", default="mit", help="licence on the model card (default: mit)")
-
-
-def target_of(flags: argparse.Namespace, logs: str) -> upload.HubTarget | None:
-    """Return the repo that the flags of `add_arguments` name, or None; ValueError without a run folder."""
-    if flags.push_to_hub is None:
+def target_of(config: Any) -> upload.HubTarget | None:
+    """Return the repo that --push-to-hub names, or None."""
+    if config.push_to_hub is None:
         return None
-    if not logs or logs.lower() == "none":
-        raise ValueError("--push-to-hub pushes the checkpoints of the run: set their folder with --logs.")
-    return upload.HubTarget(flags.push_to_hub, private=flags.hub_private, branch=flags.hub_branch)
+    return upload.HubTarget(config.push_to_hub, private=config.hub_private, branch=config.hub_branch)
 
 
 def check_access(target: upload.HubTarget | None) -> None:

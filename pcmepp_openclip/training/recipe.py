@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from ..config import PCMEppCfg
-from ..host.flags import RunSettings
 from ..models.lora import stock_state_dict
 from ..runs import checkpoints
 from .best import BestCheckpoint
-from .finetuning import FineTuning
+from .config import RunConfig
+from .finetuning import DROP_FACTOR, frozen_epochs, has_groups
 from .freezing import FrozenEpoch, frozen_epoch
 from .param_groups import check_blocks, set_groups, table
 from .schedule import scheduled
@@ -32,48 +32,49 @@ class Recipe:
     """The fine-tuning of one run.
 
     Arguments:
-        flags: the flags of the run.
         weights: a function that makes the checkpoints of the averaged and of the best weights.
     """
 
-    def __init__(self, flags: FineTuning, settings: RunSettings, pcmepp_cfg: dict | None, weights: Weights):
-        self.flags, self.settings, self.weights = flags, settings, weights
-        self.distance = PCMEppCfg.parse(pcmepp_cfg).ranks_by if pcmepp_cfg else "cosine"
-        averages = flags.swa_start is not None and settings.rank == 0  # all ranks have the same weights
-        self.average = WeightAverage(flags.swa_start or 0) if averages else None
+    def __init__(self, config: RunConfig, weights: Weights):
+        self.config, self.weights = config, weights
+        self.distance = PCMEppCfg.parse(config.pcmepp_cfg).ranks_by if config.pcmepp_cfg else "cosine"
+        averages = config.swa_start_epoch is not None and config.rank == 0  # all ranks have the same weights
+        self.average = WeightAverage(config.swa_start_epoch) if averages else None
         self.best: BestCheckpoint | None = None  # set by `start`
         self.unsaved: set[Path] = set()  # files whose last save has failed
 
     def set_up_optimizer(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
         """Give the optimizer the arguments and groups of the flags, and log the learning rate of each group."""
+        config, extra = self.config, self.config.opt_kwargs or {}
         for group in (*optimizer.param_groups, optimizer.defaults):
-            group.update(self.flags.opt_kwargs)
-        if self.flags.opt_kwargs and self.settings.rank == 0:
-            changes = ", ".join(f"{key}: {value}" for key, value in self.flags.opt_kwargs.items())
+            group.update(extra)
+        if extra and config.rank == 0:
+            changes = ", ".join(f"{key}: {value}" for key, value in extra.items())
             logging.info("--opt-kwargs changes %s to %s.", type(optimizer).__name__, changes)
-        if not self.flags.groups:
+        if not has_groups(config):
             return
-        warnings = list(check_blocks(model, self.flags))
-        if self.settings.rank == 0:
+        warnings = list(check_blocks(model, config))
+        if config.rank == 0:
             for line in warnings:
                 logging.warning(line)
-            for name, lr, count in table(model, self.flags, optimizer.defaults["lr"]):
+            for name, lr, count in table(model, config, optimizer.defaults["lr"]):
                 logging.info("Learning rate of %s: %.4g, %d parameters.", name, lr, count)
-        set_groups(optimizer, model, self.flags)
+        set_groups(optimizer, model, config)
 
     def schedule(self, stock: Callable[[int], float], optimizer: torch.optim.Optimizer, steps: int) -> Callable:
         """Return open_clip's schedule, changed if rates drop, differ between groups or are warmed up after a freeze."""
-        warm_up = self.flags.frozen_epochs if self.flags.warm_up == "lr" else None
-        if not self.flags.groups and not self.flags.drop_epochs and warm_up is None:
+        config, drops = self.config, self.config.lr_drop_epochs or ()
+        warm_up = frozen_epochs(config) if config.warm_up_after_freeze == "lr" else None
+        if not has_groups(config) and not drops and warm_up is None:
             return stock
-        per_epoch = steps // self.settings.epochs
-        return scheduled(stock, optimizer, per_epoch, self.flags.drop_epochs, self.flags.drop_factor, warm_up)
+        per_epoch = steps // config.epochs
+        return scheduled(stock, optimizer, per_epoch, drops, config.lr_drop_factor or DROP_FACTOR, warm_up)
 
     def resume(self, checkpoint: dict[str, Any]) -> None:
         """Take the entries that belong to the recipe out of a checkpoint."""
         saved = checkpoint.pop("swa", None)
-        if self.flags.swa_start is not None:  # every rank finds a mistake, and one keeps the average
-            average = self.average or WeightAverage(self.flags.swa_start)
+        if self.config.swa_start_epoch is not None:  # every rank finds a mistake, and one keeps the average
+            average = self.average or WeightAverage(self.config.swa_start_epoch)
             average.restore(saved, checkpoint.get("epoch", 0))
 
     def start(self, validation: Any) -> None:
@@ -82,13 +83,13 @@ class Recipe:
         Arguments:
             validation: the loader of --val-data, None without one.
         """
-        if self.flags.save_best:
-            self.best = BestCheckpoint(self.settings.checkpoints, self.distance, digest(validation))
+        if self.config.save_best:
+            self.best = BestCheckpoint(self.config.checkpoints, self.distance, digest(validation))
 
     def frozen_epoch(self, model: nn.Module, epoch: int, steps: int) -> FrozenEpoch:
         """Return what is frozen or warmed up in an epoch, and log it."""
-        around = frozen_epoch(self.flags, model, epoch, steps)
-        if (around.frozen or around.warms_up) and self.settings.rank == 0:
+        around = frozen_epoch(self.config, model, epoch, steps)
+        if (around.frozen or around.warms_up) and self.config.rank == 0:
             what = f"{len(around.frozen)} tensors of frozen towers are not trained" if around.frozen else ""
             warm = "the loss is warmed up" if around.warms_up else ""
             logging.info("Epoch %d: %s.", epoch, " and ".join(filter(None, (what, warm))))
@@ -101,7 +102,7 @@ class Recipe:
         """
         if self.average is not None and epoch >= self.average.start:
             self.average.add(model)
-            if epoch + 1 == self.settings.epochs:
+            if epoch + 1 == self.config.epochs:
                 self.save_average(model)
 
     def extend(self, checkpoint: dict[str, Any]) -> None:
@@ -123,7 +124,7 @@ class Recipe:
         Arguments:
             validate: a function that returns the metrics, and whether it was interrupted.
         """
-        if self.average is None or epochs != self.settings.epochs:
+        if self.average is None or epochs != self.config.epochs:
             return False
         logging.info("Validating the average of %d snapshots, one per epoch:", self.average.snapshots)
         with self.average.loaded(model):
@@ -134,8 +135,8 @@ class Recipe:
 
     def save_average(self, model: nn.Module, metrics: Mapping[str, float] | None = None) -> None:
         assert self.average is not None
-        path = self.settings.checkpoints / SWA_FILE
-        checkpoint = self.weights(model, self.average.averaged(model), self.settings.epochs)
+        path = self.config.checkpoints / SWA_FILE
+        checkpoint = self.weights(model, self.average.averaged(model), self.config.epochs)
         if metrics is not None:
             checkpoint["metrics"] = {name: float(value) for name, value in metrics.items()}
         saved = checkpoints.save(checkpoint, path)
@@ -152,5 +153,5 @@ class Recipe:
         if not self.unsaved:
             return ""
         files = " and ".join(str(path) for path in sorted(self.unsaved))
-        cure = "free some space" if self.settings.validates else "free some space, delete the last checkpoint"
+        cure = "free some space" if self.config.validates else "free some space, delete the last checkpoint"
         return f"{files} could not be saved, see above: {cure}, and start again with --resume latest."

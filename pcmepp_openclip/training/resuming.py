@@ -1,18 +1,20 @@
 """The state that a run takes from the checkpoint that it is resumed from, and its position in the epoch."""
 
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import torch
 
-from ..host.flags import RunSettings
 from ..host.published import AT_START
 from ..host.weights import plain_names
 from ..models.lora import whole_state_dict
 from ..runs import checkpoints, record
-from .global_batch import GlobalBatch
+from ..system.flags import FIXED
+from .config import RunConfig, recorded
+from .global_batch import words
 from .steps import EpochStart
 from .validation import lacks_validation
 
@@ -35,7 +37,7 @@ def restore_lora(path: str, checkpoint: dict, expected: bool) -> None:
 
 
 def load_checkpoint(
-    path: str, settings: RunSettings, hyperparameters: dict[str, Any]
+    path: str, settings: RunConfig, hyperparameters: dict[str, Any]
 ) -> tuple[dict[str, Any], "ResumedRun | None"]:
     """Return the content of a checkpoint and what a run takes from it, or the weights of a file of weights and None.
 
@@ -64,12 +66,12 @@ class ResumedRun:
         hyperparameters: the hyperparameters of the resumed run.
     """
 
-    def __init__(self, path: Path, checkpoint: dict, settings: RunSettings, hyperparameters: dict[str, Any]):
+    def __init__(self, path: Path, checkpoint: dict, settings: RunConfig, hyperparameters: dict[str, Any]):
         self.path, self.settings, self.hyperparameters = path, settings, hyperparameters
         self.training: dict[str, Any] | None = checkpoint.get("training")
         self.metadata: dict[str, Any] = checkpoint.get("about") or {}
         self.before: dict[str, Any] = self.metadata.get("hyperparameters") or {}
-        record.check_fixed(hyperparameters, self.before)
+        record.check_fixed(hyperparameters, self.before, recorded(FIXED))
         self.samples_seen: int = (self.training or {}).get("samples_seen", 0)
         self.own = path.absolute().parent == settings.checkpoints.absolute()  # whether it is from the same run folder
         self.entered = False
@@ -95,7 +97,9 @@ class ResumedRun:
         first = min(seen // settings.samples_per_batch // accum * accum, batches)
         outdated: list[Path] = []
         if seen:
-            at, how = (first, "with new draws") if settings.resampled else self._resume_data(train, epoch, first)
+            at, how = (
+                (first, "with new draws") if settings.dataset_resampled else self._resume_data(train, epoch, first)
+            )
             if at is None:
                 twice = (train.dataloader.num_samples - seen) * seen // train.dataloader.num_samples
                 logging.warning(
@@ -131,16 +135,17 @@ class ResumedRun:
 
     def _note_global_batch(self, ranks_before: int) -> None:
         """Log whether the steps of a run on another number of ranks have as many samples as before."""
-        now = GlobalBatch.of(self.settings)
-        if self.settings.rank != 0 or now.ranks == ranks_before or not self.before:
+        settings, ranks = self.settings, self.settings.world_size
+        if settings.rank != 0 or ranks == ranks_before or not self.before:
             return
-        before = GlobalBatch(self.before.get("batch_size", 0), ranks_before, self.before.get("accum_freq", 1))
-        if now.samples == before.samples:
-            logging.info("The global batch is kept on %d ranks instead of %d: %s.", now.ranks, ranks_before, now)
+        before = self.before.get("batch_size", 0), ranks_before, self.before.get("accum_freq", 1)
+        now = words(settings.batch_size, ranks, settings.accum_freq)
+        if settings.samples_per_step == math.prod(before):
+            logging.info("The global batch is kept on %d ranks instead of %d: %s.", ranks, ranks_before, now)
         else:
             logging.warning(
                 "On %d ranks instead of %d the global batch is %s, and was %s: give --global-batch-size %d to keep it.",
-                *(now.ranks, ranks_before, now, before, before.samples),
+                *(ranks, ranks_before, now, words(*before), math.prod(before)),
             )
 
     def _outdated(self, first: int) -> list[Path]:

@@ -8,11 +8,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from ..host.flags import RunSettings
 from ..models.lora import lora_state_dict, stock_state_dict
 from ..runs import checkpoints
 from ..runs.lock import FolderInUse, FolderLock
 from ..system.errors import RunFailed
+from .config import RunConfig
 from .monitor import last_checkpoint
 from .push import Pusher
 
@@ -28,7 +28,7 @@ class CheckpointWriter:
         lock: the lock of the run folder, None if this rank holds none.
     """
 
-    def __init__(self, settings: RunSettings, pusher: Pusher, lock: FolderLock | None):
+    def __init__(self, settings: RunConfig, pusher: Pusher, lock: FolderLock | None):
         self.settings, self.pusher, self.lock = settings, pusher, lock
         self.saver = checkpoints.Saver()
         self.outdated: list[Path] = []  # files to delete once there is a newer one
@@ -49,7 +49,7 @@ class CheckpointWriter:
     def _saved(self, path: Path, step: int, samples_seen: int, validated: bool) -> None:
         """Link `epoch_latest.pt`, offer the file to the Hub and delete outdated ones, once a checkpoint is on disk."""
         logging.info("Saved %s, %d samples seen.", path, samples_seen)
-        if self.settings.keep_latest:
+        if self.settings.save_most_recent:
             latest = path.with_name("epoch_latest.pt")
             with contextlib.suppress(FileNotFoundError):
                 latest.unlink()
@@ -64,7 +64,9 @@ class CheckpointWriter:
         for outdated in self.outdated:
             if outdated != path:
                 outdated.unlink(missing_ok=True)
-        checkpoints.prune(self.settings.checkpoints, path, keep_every_epoch=self.settings.keep_epochs)
+        checkpoints.prune(
+            self.settings.checkpoints, path, keep_every_epoch=not self.settings.delete_previous_checkpoint
+        )
 
     def last_problem(self) -> str | None:
         """Return why the last checkpoint is not on disk, after further attempts; None if it is."""

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ..host.data import image_and_text
-from ..host.flags import RunSettings
 from ..runs import rng
 from ..system.errors import RunFailed
 from ..system.processes import signals_blocked
+from .config import RunConfig
 from .coordination import START_UP_TIMEOUT, RankCoordinator
 from .monitor import last_checkpoint, progress_bar
 from .waits import StopAsked, TooLong, Waiter
@@ -46,7 +46,7 @@ class EpochStart:
 class Batches:
     """Waits for batches: a long wait is logged and has a limit, and a stop request ends it."""
 
-    def __init__(self, settings: RunSettings, waiter: Waiter):
+    def __init__(self, settings: RunConfig, waiter: Waiter):
         self.settings, self.waiter = settings, waiter
         self.first_wait: float | None = None  # seconds until the first batch of the run arrived
 
@@ -94,7 +94,7 @@ def starts_anywhere(train: Any) -> bool:
     return hasattr(train, "position")
 
 
-def start_random_numbers(train: Any, start: EpochStart, settings: RunSettings) -> dict[str, Any] | None:
+def start_random_numbers(train: Any, start: EpochStart, settings: RunConfig) -> dict[str, Any] | None:
     """Return the random numbers at the start of an epoch, by which open_clip's own loaders shuffle; None for ours.
 
     A resumed epoch is shuffled as it was before.
@@ -108,7 +108,7 @@ def start_random_numbers(train: Any, start: EpochStart, settings: RunSettings) -
 
 
 def epoch_batches(
-    train: Any, epoch: int, start: EpochStart, settings: RunSettings, batches: Batches
+    train: Any, epoch: int, start: EpochStart, settings: RunConfig, batches: Batches
 ) -> Iterator[tuple[int, Any]]:
     """Yield (index, batch) of an epoch from its start on, with the random numbers of the checkpoint if it is resumed.
 
@@ -129,7 +129,7 @@ def epoch_batches(
     yield from enumerate(map(image_and_text, iterator), start.batch)
 
 
-def stop_while_waiting(coordinator: RankCoordinator, settings: RunSettings) -> None:
+def stop_while_waiting(coordinator: RankCoordinator, settings: RunConfig) -> None:
     """Agree with the other ranks to stop while this one waits for data; Stalled where another rank is in a step."""
     if not coordinator.all_wait():
         raise Stalled(

@@ -21,11 +21,11 @@ from ..evaluation.uncertainty import against_hits, bins
 from ..gaussian import Gaussian
 from ..host import training as host
 from ..host.data import image_and_text
-from ..host.flags import RunSettings
 from ..host.parallel import innermost
 from ..models.pcmepp import ProbabilisticModel
 from ..runs import record
 from ..system.processes import signals_blocked
+from .config import RunConfig
 from .monitor import track
 from .steps import Batches, StopAsked, Waiter
 
@@ -37,7 +37,7 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class Validator:
     """Validates on rank 0, and records which epochs are validated: a resumed run repeats what was interrupted."""
 
-    def __init__(self, settings: RunSettings, waiter: Waiter, batches: Batches):
+    def __init__(self, settings: RunConfig, waiter: Waiter, batches: Batches):
         self.settings, self.waiter, self.batches = settings, waiter, batches
         self.record = settings.checkpoints / record.VALIDATED
         self.unrecorded = ""  # why the last validation could not be recorded
@@ -98,7 +98,7 @@ class Validator:
             record.append_line(self.record, {"epoch": epochs, "complete": True})
 
 
-def lacks_validation(settings: RunSettings, epochs: int) -> bool:
+def lacks_validation(settings: RunConfig, epochs: int) -> bool:
     """Return whether the validation after `epochs` epochs was interrupted."""
     lines = record.read_lines(settings.checkpoints / record.VALIDATED, "epoch", last=epochs)
     return epochs > 0 and not any(line["epoch"] == epochs and line.get("complete") for line in lines)

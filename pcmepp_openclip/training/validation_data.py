@@ -1,6 +1,5 @@
 """The validation data of a run: local shards are read as `pcmepp eval` reads them, with all captions of an image."""
 
-import argparse
 import functools
 import hashlib
 import json
@@ -11,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..data import ValidationFlags, check_validation
+from ..data import validation as val
 from ..data.captioned import Captioned, captioned_shards
 from ..encode.encode import ImageDataset, image_batches
 from ..host.data import validation_data
@@ -74,24 +73,29 @@ class ValidationLoader:
         return [list(range(i, min(i + self.batch_size, count))) for i in range(0, count, self.batch_size)]
 
 
-def check(flags: ValidationFlags) -> None:
-    """Raise ValueError for validation data that are missing or would be left out in part."""
-    check_validation(flags)
-    if flags.local_shards is not None:
-        captioned_shards(flags.local_shards, str(flags.val_data), FLAG)
-    elif flags.has_shards:
+def check(config: Any, val_data: str | None) -> None:
+    """Raise ValueError for validation data that are missing or would be left out in part.
+
+    Arguments:
+        val_data: --val-data as the user wrote it; `config` has it without credentials.
+    """
+    val.check_validation(config, val_data)
+    shards = val.local_shards(config.dataset_type, val_data)
+    if shards is not None:
+        captioned_shards(shards, str(val_data), FLAG)
+    elif val.has_shards(config.dataset_type, val_data):
         print(f"pcmepp train: {REMOTE}", file=sys.stderr)
 
 
-def maker(flags: ValidationFlags, args: argparse.Namespace) -> Callable[..., Any] | None:
+def maker(config: Any, val_data: str | None) -> Callable[..., Any] | None:
     """Return a function of (preprocess_fns, tokenizer) that makes the validation data, or None if open_clip does."""
-    shards = flags.local_shards
+    shards = val.local_shards(config.dataset_type, val_data)
     if shards is None:
         return None
 
     def make(preprocess_fns: Any, tokenizer: Any) -> Any:
-        how = preprocess_fns[1], tokenizer, args.batch_size, args.workers, args.device
-        return validation_data(ValidationLoader(shards, str(flags.val_data), *how))
+        how = preprocess_fns[1], tokenizer, config.batch_size, config.workers, config.device
+        return validation_data(ValidationLoader(shards, str(val_data), *how))
 
     return make
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pcmepp_openclip import Gaussian, PCMEppLoss
 from pcmepp_openclip.models.pcmepp import MIN_MATCH_SCALE
-from pcmepp_openclip.training.objective import VAGUENESS
+from pcmepp_openclip.training.config import VAGUENESS
 
 from .features import TRAIN_CROP, Photos
 

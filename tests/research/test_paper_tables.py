@@ -11,7 +11,8 @@ from shard_maker import several, write_tar
 from pcmepp_openclip.commands.evaluation import eval_parser
 from pcmepp_openclip.demo.dataset import write_train
 from pcmepp_openclip.distances import DISTANCES
-from pcmepp_openclip.training.command import own_parser, prepare
+from pcmepp_openclip.training.command import prepare
+from pcmepp_openclip.training.config import make_parser, parse
 from research.paper.runs import Coco, Scenes
 from research.paper.tables import FIGURES, TABLES, Table
 
@@ -39,9 +40,8 @@ def accepted(flags) -> bool:
     `research.rivals` have a test of their own."""
     if "--rival" in flags:
         return True
-    own, rest = own_parser().parse_known_args(list(flags))
     try:
-        args, _ = prepare(own, rest)
+        args, _ = prepare(list(flags))
     except ValueError as error:
         print(error)
         return False
@@ -67,22 +67,20 @@ def test_hardest_negatives_are_trained_on_both_scales(scales):
     """The scenes have one epoch, so that a warm-up by epochs would be all of it."""
     (row,) = (row for row in TABLES["main"].rows if row.key == "b32-vse")
     for data, warmup in (("scenes", 0), ("coco", 2)):
-        own, _ = own_parser().parse_known_args(list(scales[data].run(TABLES["main"], row, 0).train))
+        own = parse(scales[data].run(TABLES["main"], row, 0).train)
         assert own.triplet_warmup_epochs == warmup
 
 
 def test_vib_weighs_what_it_does_in_the_authors_code_beside_pcme():
     """1e-3 beside the sum over 128 x 128 pairs and both directions."""
-    parsed = [own_parser().parse_known_args(shlex.split(row.flags))[0] for _, row in PLACES if not row.is_rival]
+    parsed = [make_parser().read(shlex.split(row.flags)) for _, row in PLACES if not row.is_rival]
     found = [own.vib_weight / own.pcme_weight for own in parsed if own.pcme_weight]
     assert len(found) == 6 and found == pytest.approx([1e-3 / (2 * 128**2)] * 6)
 
 
 def test_noise_is_of_single_captions_as_in_the_authors_code():
     noisy = [row for _, row in PLACES if "--noise-ratio" in row.flags and not row.is_rival]
-    assert len(noisy) == 14 and all(
-        own_parser().parse_known_args(shlex.split(x.flags))[0].noise_per_caption for x in noisy
-    )
+    assert len(noisy) == 14 and all(make_parser().read(shlex.split(x.flags)).noise_per_caption for x in noisy)
 
 
 def test_a_wrong_flag_would_be_noticed(scales):

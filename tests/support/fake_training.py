@@ -31,7 +31,7 @@ def arguments(folder: Path, *flags: str, model: str = MODEL) -> Any:
     """Those of `pcmepp train` with `flags`, as open_clip's `main` completes them on a GPU."""
     given = ["--model", model, "--dataset-type", "synthetic", "--train-num-samples", "4000", "--logs", str(folder)]
     given += ["--name", "run", "--batch-size", str(BATCH), "--epochs", "2", "--save-frequency", "0", *flags]
-    args, _ = command.prepare(*command.own_parser().parse_known_args(given))
+    args, _ = command.prepare(given)
     args.device, args.distributed, args.distill, args.wandb = "cuda", False, False, False
     args.val_frequency = 1
     args.checkpoint_path = str(folder / "run" / "checkpoints")

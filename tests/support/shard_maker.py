@@ -18,7 +18,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from pcmepp_openclip.data import DataFlags, DataSpec, add_arguments, resolve
+from pcmepp_openclip.data import DataSpec, resolve
+from pcmepp_openclip.data.arguments import FLAGS, check_upsampling
+from pcmepp_openclip.system.flags import CommandParser
 
 
 def picture(seed: int = 0, size: tuple[int, int] = (24, 20), mode: str = "RGB", format: str = "JPEG", **save) -> bytes:
@@ -66,9 +68,9 @@ def write_shards(folder: Path, counts: list[int], prefix: str = "") -> str:
 
 def arguments(train_data: str, *flags: str, **values) -> argparse.Namespace:
     """What open_clip's parser and ours leave, as far as the data look at it."""
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    ours = vars(parser.parse_args(list(flags)))
+    parser = data_parser()
+    ours = vars(parser.read(flags))
+    parser.mistakes.raise_all()
     stock: dict = {
         "train_data": train_data,
         "val_data": None,
@@ -90,6 +92,15 @@ def arguments(train_data: str, *flags: str, **values) -> argparse.Namespace:
         "force_image_size": None,
     }
     return argparse.Namespace(**{**stock, **ours, **values})
+
+
+def data_parser() -> CommandParser:
+    """Our flags of the training data alone."""
+    parser = CommandParser("pcmepp train")
+    for title, rows in FLAGS.items():
+        parser.add_flags(title, rows)
+    parser.check(check_upsampling)
+    return parser
 
 
 class Words:
@@ -136,7 +147,8 @@ def get_data(args, preprocess_fns, epoch: int = 0, tokenizer=None) -> dict:
 
 def specify(args, check: bool = False) -> DataSpec:
     """The training data of arguments that are not redacted."""
-    return resolve(DataFlags.from_args(args), ranks=args.world_size, check=check)
+    data_parser().judge(args)
+    return resolve(args, vars(args), ranks=args.world_size, check=check)
 
 
 def captions(data) -> list[list[str]]:
