@@ -16,22 +16,15 @@ from typing import Any
 from unittest import mock
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pcmepp_openclip.forecast.step import to_fake
 
-_plain_attention = F.scaled_dot_product_attention
-
 
 @contextlib.contextmanager
-def fake_cuda(mode: FakeTensorMode | None = None) -> Iterator[FakeTensorMode]:
-    """Make tensors that are created within the context fake, on any device, and let "cuda" exist.
-
-    Arguments:
-        mode: what an earlier call gave, to go on with its tensors.
-    """
+def fake_cuda() -> Iterator[FakeTensorMode]:
+    """Make tensors that are created within the context fake, on any device, and let "cuda" exist."""
     with contextlib.ExitStack() as stack:
         for owner, name, value in (
             (torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
@@ -41,49 +34,12 @@ def fake_cuda(mode: FakeTensorMode | None = None) -> Iterator[FakeTensorMode]:
             (torch.autograd, "grad", grad),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
-        yield stack.enter_context(mode or FakeTensorMode(allow_non_fake_inputs=False))
+        yield stack.enter_context(FakeTensorMode(allow_non_fake_inputs=False))
 
 
 def to_cuda(model: nn.Module) -> nn.Module:
     """Return the model with fake CUDA tensors in place of its own, which may be on the device "meta"."""
     return to_fake(model, "cuda")
-
-
-@contextlib.contextmanager
-def fused_attention() -> Iterator[None]:
-    """Compute `scaled_dot_product_attention` of CUDA tensors as one fused kernel, forward and backward.
-
-    Where there is no driver, torch's own choice falls on the plain computation, which holds a matrix of all pairs of
-    tokens for every head. A card runs "flash" in half precision without a mask, and otherwise the memory-efficient one.
-    """
-    with mock.patch.object(F, "scaled_dot_product_attention", _attention):
-        yield
-
-
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """Replace torch's function of that name."""
-    if query.device.type != "cuda" or enable_gqa or query.ndim != 4:
-        return _plain_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    if torch.is_autocast_enabled("cuda"):
-        dtype = torch.get_autocast_dtype("cuda")
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    if attn_mask is None and query.dtype != torch.float32:
-        flash = torch.ops.aten._scaled_dot_product_flash_attention
-        return flash(query, key, value, dropout_p, is_causal, scale=scale)[0]
-    if attn_mask is not None:
-        batch, heads, length, _ = query.shape
-        attn_mask = attn_mask.to(query.dtype).expand(batch, heads, length, key.shape[2])
-    efficient = torch.ops.aten._scaled_dot_product_efficient_attention
-    return efficient(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
 
 
 def backward(loss: Tensor, *_: Any, **__: Any) -> None:

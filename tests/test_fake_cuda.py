@@ -12,7 +12,7 @@ from host_waits import HostWaits
 from torch._subclasses.fake_tensor import FakeTensorDeviceMismatchError
 from torch.utils._python_dispatch import _disable_current_modes
 
-from benchmarks.fake_cuda import fake_cuda, fused_attention, to_cuda
+from benchmarks.fake_cuda import fake_cuda, to_cuda
 from pcmepp_openclip.encode import encode
 from pcmepp_openclip.encode.load import LoadedModel
 
@@ -27,7 +27,7 @@ ENCODED = {"encode.py:_gaussian"}  # of `pcmepp eval`, in every batch
 
 @pytest.fixture(autouse=True)
 def on_fake_cuda():
-    with fake_cuda(), fused_attention():
+    with fake_cuda():
         yield
 
 
