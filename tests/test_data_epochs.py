@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from shard_maker import arguments, captions, flat, jitter, load, pair, read_back, serve, write_shards, write_tar
+from shard_maker import arguments, captions, flat, jitter, load, pair, read_back, write_shards, write_tar
 
 COUNTS = [7, 30, 1, 55, 12, 90, 3, 41]
 
@@ -152,19 +152,6 @@ def test_an_epoch_that_goes_on_as_it_was_dealt_anew_gives_the_same_batches(shard
     begun, state, _, _ = go_on(shards, state, 7, **two)
     rest, _, again, how = go_on(shards, state, None, workers=2, **two)
     assert (first, again, how) == (10, 17, "with the samples that were left") and begun + rest == whole
-
-
-def test_the_rest_of_an_epoch_is_read_with_each_shard_opened_once_by_a_lane(tmp_path):
-    write_shards(tmp_path / "d", [40] * 5)
-    (tmp_path / "d/sizes.json").write_text(json.dumps({f"{i:05d}.tar": 40 for i in range(5)}))
-    with serve(tmp_path) as server:
-        way = {"world_size": 1, "shuffle": "60", "seed": 0}
-        shards = f"d={server.url}/d/{{00000..00004}}.tar"
-        _, state, _, _ = go_on(shards, None, 2, batch_size=50, **way)
-        server.log.clear()
-        some, _, _, _ = go_on(shards, state, None, batch_size=100, **way)
-        assert len(some) == len(set(some)) == 100
-        assert len([path for _, path, _ in server.log if path.endswith(".tar")]) <= 6  # one is seen again
 
 
 def test_the_random_numbers_of_training_are_left_alone(shards):

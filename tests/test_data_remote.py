@@ -89,20 +89,6 @@ def test_a_slice_in_the_middle_is_read_without_what_lies_before_it(large):
     assert sent < before / 2, f"{sent} bytes were sent, {before:.0f} lie before the slice"
 
 
-def test_a_resumed_epoch_over_http_skips_what_it_has_seen(tmp_path):
-    pattern = write_shards(tmp_path / "d", [400])
-    assert cli.main(["data", "count", pattern]) == 0
-    data = load(arguments(pattern, "--train-data-shuffle-buffer", "1", batch_size=10))
-    whole = flat(data)
-    with serve(tmp_path) as server:
-        url = f"{server.url}/d/00000.tar"
-        data = load(arguments(url, "--train-data-shuffle-buffer", "1", batch_size=10))
-        data.set_epoch(0, 39)
-        assert flat(data) == whole[390:]
-        ranges = [headers.get("Range") for _, path, headers in server.log if path.endswith(".tar")]
-    assert all(ranges), "no lane begins at the beginning of the shard"
-
-
 @pytest.mark.parametrize("offset", [512, 10**9])
 def test_offsets_of_another_file_are_not_believed(large, offset):
     folder, size = large

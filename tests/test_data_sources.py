@@ -82,11 +82,10 @@ def shards(tmp_path):
     return tmp_path, expected
 
 
-@pytest.mark.parametrize("login, user", [(None, ""), ("Basic dXNlcjpzM2NyM3Q=", "user:s3cr3t@")])
-def test_http_reads_the_same_and_its_sizes(shards, login, user):
+def test_http_reads_the_same_and_its_sizes(shards):
     root, expected = shards
-    with serve(root, login=login) as server:
-        url = server.url.replace("http://", f"http://{user}") + "/d/{00000..00001}.tar"
+    with serve(root, login="Basic dXNlcjpzM2NyM3Q=") as server:  # user:s3cr3t
+        url = server.url.replace("http://", "http://user:s3cr3t@") + "/d/{00000..00001}.tar"
         assert sorted(flat(load(arguments(url, workers=2)))) == expected
 
 

@@ -6,7 +6,7 @@ import json
 import open_clip
 import pytest
 import torch
-from helpers import REPO, make_batch, make_model, plain_config, run_code
+from helpers import REPO, plain_config, run_code
 
 import pcmepp_openclip
 
@@ -50,16 +50,6 @@ def test_the_plain_part_of_a_config_and_its_tags_are_the_plain_model_s(name, bas
     for tag in tags:
         assert (name, tag) in open_clip.list_pretrained()
         assert open_clip.get_pretrained_cfg(name, tag) == open_clip.get_pretrained_cfg(base, tag)
-
-
-def test_create_model_from_pretrained_with_a_file(tmp_path):
-    source = make_model("PCMEpp-tiny")
-    torch.save(source.state_dict(), tmp_path / "model.pt")
-    model, preprocess = open_clip.create_model_from_pretrained("PCMEpp-tiny", str(tmp_path / "model.pt"))
-    assert all(torch.equal(value, source.state_dict()[name]) for name, value in model.state_dict().items())
-    assert "Normalize" in repr(preprocess)
-    image, _ = make_batch(model)
-    assert torch.equal(model.encode_image_gaussian(image).logvar, source.encode_image_gaussian(image).logvar)
 
 
 def test_classes():

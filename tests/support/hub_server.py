@@ -173,7 +173,6 @@ class Hub:
     Arguments:
         root: the folder of its repos.
         token: if given, what writes and private repos need.
-        port: 0 for a free one.
 
     Attributes:
         reader: a token that may read private repos but not write.
@@ -183,11 +182,11 @@ class Hub:
     reader: str | None = None
     quota: int | None = None
 
-    def __init__(self, root: str | os.PathLike, token: str | None = None, port: int = 0):
+    def __init__(self, root: str | os.PathLike, token: str | None = None):
         self.store, self.token, self.lock = Store(Path(root)), token, threading.RLock()
         self.requests: list[Request] = []
         self.failures: list[Failure] = []
-        self._server = _Server(("127.0.0.1", port), type("Handler", (_Handler,), {"hub": self}))
+        self._server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def __enter__(self) -> "Hub":
@@ -197,9 +196,6 @@ class Hub:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
-
-    def serve_forever(self) -> None:
-        self._server.serve_forever()
 
     def env(self, cache: str | os.PathLike | None = None) -> dict[str, str]:
         """Environment variables that make a new process a client of this Hub."""

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from helpers import REPO
+from helpers import REPO, split
 
 ENTER = 'hostname "$0"; mount --bind "$1" /etc/hosts; shift; exec "$@"'
 SUPPORT = Path(__file__).parent
@@ -46,7 +46,9 @@ class Nodes:
 
     def start(self, node: int, *command: str, output: Path, **environment: str) -> subprocess.Popen:
         """Start a command on a node, counted from 1, in a session of its own."""
-        enter = ["nsenter", f"--net=/var/run/netns/{self.namespaces[node]}", "unshare", "-u", "-m", "bash", "-c", ENTER]
+        # Dozens of ranks leave the processor to what else is tested at the same time.
+        enter = [*split("nice -n 10 nsenter"), f"--net=/var/run/netns/{self.namespaces[node]}"]
+        enter += [*split("unshare -u -m bash -c"), ENTER]
         enter += [f"node{node}", str(self.folder / f"hosts{node}"), *map(str, command)]
         env = {**os.environ, "PYTHONPATH": f"{REPO}:{SUPPORT}", "OMP_NUM_THREADS": "1", **environment}
         env.pop("GLOO_SOCKET_IFNAME", None)
