@@ -98,12 +98,7 @@ def make_run(
     evaluation = folder / "-".join(["eval", name, *(word.strip("-") for word in flags)])
     evaluate = ("--model", model, "--pretrained", str(pretrained), *data, *flags, "--out", str(evaluation))
     if train is not None:
-        train = (
-            *train,
-            "--logs",
-            str(folder),
-            *(() if "--rival" in train else ("--name", "run", "--resume", "latest")),
-        )
+        train = (*train, "--logs", str(folder), "--name", "run", "--resume", "latest")
     return Run(folder, train, evaluation, evaluate, clip, needs)
 
 
@@ -162,7 +157,7 @@ class Scenes:
             name = digest(*flags, str(self.size))
         else:
             short = ["--model", model, "--steps", str(self.steps), "--lr", LR]
-            flags = [*(short if row.is_rival else settings(model, self.steps, LR)), *own]
+            flags = [*(short if "--rival" in own else settings(model, self.steps, LR)), *own]
             begin = ["--pretrained", str(start.clip)]
             name = digest(*flags, start.folder.parent.name)
         folder = self.out / "runs" / name / f"seed-{seed}"
@@ -174,7 +169,7 @@ class Scenes:
         self, folder: Path, flags: list[str], model: str, checkpoint: Path, seed: int, task: str, **options: Any
     ) -> Run:
         pattern = f"{self.data(seed) / 'train'}/{{00000..{(self.size - 1) // SHARD:05d}}}.tar"
-        if (row := options.get("row")) is not None and row.is_rival:
+        if "--rival" in flags:
             train = [*flags, "--train-data", pattern, "--seed", str(seed)]
         else:
             train = [*flags, "--train-data", f"scenes={pattern}", "--workers", "1", "--seed", str(seed)]
@@ -228,14 +223,14 @@ class Coco:
             folder = self.out / "runs" / digest(model, *self._files) / f"seed-{seed}"
             return make_run(folder, None, model, "openai", data, "coco")
         augment = TOKEN_AUGMENT if "GPO" in row.coco_model else ""
-        recipe = "--pretrained openai" if row.is_rival else f"{RECIPE} {augment}"
+        recipe = "--pretrained openai" if "--rival" in row.flags else f"{RECIPE} {augment}"
         flags = ["--model", row.coco_model, *shlex.split(f"{recipe} {row.flags} {row.coco_flags}")]
         folder = self.out / "runs" / digest(*flags, *self._files) / f"seed-{seed}"
         names = sorted(path.stem for path in (self.folder / "train").glob("*.tar"))
         shards = f"{self.folder / 'train'}/{{{names[0]}..{names[-1]}}}.tar"
         val = min((self.folder / "val").glob("*.tar"))  # the first shard, 1,000 images, as in the authors' code
         train = [*flags, "--val-data", str(val), "--seed", str(seed), "--train-data"]
-        if row.is_rival:
+        if "--rival" in flags:
             train += [shards]
         else:
             train += [f"coco={shards}", "--val-num-samples", "1000", "--dataset-type", "webdataset", "--workers", "8"]

@@ -61,8 +61,7 @@ class Row:
         key: the name of the row for `--rows`, unique in its table.
         name: the paper's name for it.
         group: rows are compared within their group.
-        flags: flags of `pcmepp train`, in one line, or with --rival of `python -m research.rivals train`; "" where
-            nothing is trained.
+        flags: flags of `pcmepp train`, or with --rival of `research.rivals`, in one line; "" where nothing is trained.
         by: a distance in `DISTANCES` that items are ranked by, or "ann" and "ann_csd" with `--ann`; in a table of
             zero-shot accuracies the name of the metric.
         start: where the training starts: "clip", a CLIP that was pretrained on the same kind of data, or "scratch".
@@ -94,11 +93,6 @@ class Row:
     def full_name(self) -> str:
         """Return the name with that of the group."""
         return f"{self.group}: {self.name}" if self.group else self.name
-
-    @property
-    def is_rival(self) -> bool:
-        """Return whether the flags are those of `research.rivals`, which has methods that the package has not."""
-        return "--rival" in self.flags
 
     def runs_on(self, data: str) -> bool:
         """Return whether the row is run at that scale."""

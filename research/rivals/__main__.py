@@ -3,15 +3,13 @@
     python -m research.rivals train --rival ncr --model PCMEpp-tiny --pretrained clip.pt --train-data TARS --steps 200
     python -m research.rivals eval --model PCMEpp-tiny --pretrained logs/run/checkpoints/epoch_1.pt --retrieval FOLDER
 
-`python -m research.paper` writes both commands. The second is `pcmepp eval` with the same flags, but NCR is ranked by
-the mean cosine of its two networks. One process trains, on the first GPU if there is one.
+`python -m research.paper` writes both. The second is `pcmepp eval` for checkpoints of the first, which has one process.
 """
 
 import argparse
 import copy
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -25,15 +23,13 @@ from ..command import run
 from .losses import DAA_TEMPERATURE
 from .training import METHODS, train
 
-NAME = "research.rivals"
-
 
 def main(argv: Sequence[str] | None = None) -> None:
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] == ["eval"]:
         return evaluate(argv)
     parser = argparse.ArgumentParser(
-        prog=f"python -m {NAME}", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m research.rivals", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("command", choices=("train", "eval"), help="eval takes the flags of `pcmepp eval`")
     parser.add_argument("--rival", choices=METHODS, required=True, help="the method")
@@ -49,7 +45,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--temperature", type=float, default=DAA_TEMPERATURE, help="DAA: of the smooth ranks (0.001)")
     parser.add_argument("--inside", type=float, default=0.02, help="P2RM: weight of distances in a rectangle (0.02)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--logs", default="logs", help="the folder of the folder `run` (logs)")
+    parser.add_argument("--logs", default="logs")
+    parser.add_argument("--name", default="run", help="the folder of the run in --logs (run)")
+    parser.add_argument("--resume", choices=("latest",), help="which is always so")
     train(parser.parse_args(argv))
 
 
@@ -57,14 +55,11 @@ def evaluate(argv: list[str]) -> None:
     """Run `pcmepp eval` with every model that `train` has saved as it was trained."""
     create = open_clip.create_model_and_transforms
 
-    def created(name: str, pretrained: str | None = None, **options: Any) -> Any:
-        rival: dict[str, Any] = {}
-        if pretrained and Path(pretrained).is_file():
-            rival = torch.load(pretrained, map_location="cpu", weights_only=True, mmap=True).get("rival", {})
-        if rival.get("force_quick_gelu"):
-            options["force_quick_gelu"] = True
+    def created(name: str, pretrained: str, **options: Any) -> Any:
+        rival = torch.load(pretrained, map_location="cpu", weights_only=True)["rival"]
+        options["force_quick_gelu"] = rival["force_quick_gelu"]
         model, *transforms = create(name, pretrained=pretrained, **options)
-        return together(model, rival.get("others", [])), *transforms
+        return together(model, rival["others"]), *transforms
 
     with patch.object(open_clip, "create_model_and_transforms", created):
         if code := cli.run(argv):
@@ -91,4 +86,4 @@ def together(model: Any, others: list[dict[str, Tensor]]) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(run(NAME, main))
+    sys.exit(run("research.rivals", main))

@@ -27,8 +27,7 @@ class Pairs(Dataset):
     Arguments:
         pattern: local tars, with braces; a sample has an image, and NAME.txt or "captions" in NAME.json.
         noise: the share of captions that change places. `givers` has for each such pair the one it has its caption of.
-        short: whether the images are scenes, which are held in memory once they are read.
-        seed: decides the order of the pairs.
+        short: whether the images are scenes, which are held in memory. `seed` decides the order of the pairs.
     """
 
     def __init__(
@@ -95,8 +94,7 @@ def read_shard(path: str) -> Iterator[tuple[tuple[str, int, int], list[str]]]:
 
 
 class Semantics:
-    """The similarity of captions that DAA ranks by: the cosine of tf-idf vectors of their words, as scikit-learn weighs
-    them; that of image i and text j is the mean over the captions of i."""
+    """The similarity that DAA ranks by, of the captions of image i and text j: the mean cosine of tf-idf vectors."""
 
     def __init__(self, pairs: Pairs) -> None:
         self.words, self.image_of = TfidfVectorizer().fit_transform(pairs.captions), pairs.image_of

@@ -1,10 +1,8 @@
 """The loop that trains a model by NCR, DECL, DAA or P2RM, and what each of them does with a batch.
 
-A run is a warm-up and rounds. NCR and DECL begin each round by asking of every training pair whether it matches. Both
-networks of NCR start from the same weights, and differ in the order of their batches.
-
-With --steps the optimizer and schedule are those of the other rows on the scenes. Without, they are the paper's recipe
-on COCO but for three parts: captions and tokens are not augmented, and weights are not averaged.
+A run is a warm-up and rounds. NCR and DECL begin a round by asking of every pair whether it matches. Both networks of
+NCR start from the same weights. With --steps the optimizer and schedule are those of the other rows on the scenes, and
+else the paper's recipe on COCO, but captions and tokens are not augmented, and weights are not averaged.
 """
 
 import argparse
@@ -63,10 +61,7 @@ class Network:
 
 
 def schedule(step: int, steps: int, short: bool) -> tuple[float, float, bool]:
-    """Return the factor of the learning rate, that of the loss, and whether the image tower is frozen.
-
-    On COCO the image tower is frozen for two epochs, the loss is warmed up in the third, and the rate falls after 15.
-    """
+    """Return the factor of the learning rate, that of the loss, and whether the image tower is frozen."""
     if short:
         warm = max(1, steps // 10)
         cosine = 0.5 * (1 + math.cos(math.pi * max(0, step - warm) / max(1, steps - warm)))
@@ -78,9 +73,7 @@ def schedule(step: int, steps: int, short: bool) -> tuple[float, float, bool]:
 def parameter_groups(model: Any, short: bool) -> list[dict[str, Any]]:
     """Return the parameters in groups, with the share of the learning rate that each is trained with."""
     groups: dict[Any, dict[str, Any]] = {}
-    place_of = places(model)
-    for name, parameter in model.named_parameters():
-        place = place_of[name]
+    for (name, parameter), place in zip(model.named_parameters(), places(model).values(), strict=True):
         share = 1.0 if short else {"image": 0.01, "text": 0.1, "": 1.0}[place.tower] * 0.7**place.depth
         freezes = place.backbone and place.tower == "image"
         plain = parameter.ndim < 2 or any(word in name for word in ("bn", "ln", "bias", "logit_scale"))
@@ -199,7 +192,7 @@ METHODS: dict[str, type[Rival]] = {"ncr": NCR, "decl": DECL, "daa": Regularised,
 
 def train(args: argparse.Namespace) -> None:
     """Train a model and write its checkpoint; an interrupted run continues after its last complete part."""
-    device, folder = "cuda" if torch.cuda.is_available() else "cpu", Path(args.logs) / "run"
+    device, folder = "cuda" if torch.cuda.is_available() else "cpu", Path(args.logs) / args.name
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     torch.manual_seed(args.seed)
     tokenizer, method = open_clip.get_tokenizer(args.model), METHODS[args.rival]
@@ -227,9 +220,9 @@ def train(args: argparse.Namespace) -> None:
             print(json.dumps({"step": end, "validation_RSUM": rsum}), flush=True)
             if rsum > best:
                 best = rsum
-                save(networks, folder / "checkpoints" / "best.pt")
-        write(state, [i, best, *([x.model.state_dict(), x.optimizer.state_dict()] for x in networks)])
-    save(networks, folder / "checkpoints" / "epoch_1.pt")
+                save(folder / "checkpoints" / "best.pt", checkpoint_of(networks))
+        save(state, [i, best, *([x.model.state_dict(), x.optimizer.state_dict()] for x in networks)])
+    save(folder / "checkpoints" / "epoch_1.pt", checkpoint_of(networks))
     state.unlink()
     (folder / "done").write_text(f"{steps} steps\n")
 
@@ -243,14 +236,13 @@ def recall_sum(networks: list[Network], pairs: Pairs) -> float:
     return sum(100 * (rank < k).float().mean().item() for rank in ranks for k in (1, 5, 10))
 
 
-def save(networks: list[Network], path: Path) -> None:
-    """Write a checkpoint as `pcmepp train` does; that of NCR has its second network, too."""
+def checkpoint_of(networks: list[Network]) -> dict[str, Any]:
+    """Return a checkpoint as `pcmepp train` writes it, with what `research.rivals eval` needs."""
     first, *others = (network.model.state_dict() for network in networks)
-    rival = {"force_quick_gelu": not networks[0].short, "others": others}
-    write(path, {"epoch": 1, "name": "run", "state_dict": first, "rival": rival})
+    return {"state_dict": first, "rival": {"force_quick_gelu": not networks[0].short, "others": others}}
 
 
-def write(path: Path, content: Any) -> None:
+def save(path: Path, content: Any) -> None:
     """Save a file that is whole, whenever this process ends."""
     torch.save(content, path.with_suffix(".part"))
     path.with_suffix(".part").replace(path)
