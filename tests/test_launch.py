@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pcmepp_openclip.training.config import parse
+from pcmepp_openclip.host import flags
+from pcmepp_openclip.training.config import RunConfig, make_parser, parse
 
 REPO = Path(__file__).parent.parent
 LAUNCH = REPO / "launch"
@@ -40,7 +41,7 @@ def call(*command, **variables):
 
 def parsed(words):
     """The arguments that `pcmepp train` takes from a command's flags."""
-    return vars(parse(words))
+    return vars(flags.read(make_parser(), words, RunConfig()))
 
 
 def test_every_script_is_clean_shell():
@@ -105,7 +106,7 @@ def test_the_paper_s_fine_tuning(how):
     assert all(re.search(rf"`{flag}[^|]*` \| `?{value}`? \|", docs.replace("\\|", "")) for flag, value in named.items())
     more = [word for pair in named.items() for word in pair] if how == "paper" else []
     words = call(recipe, "--dry-run", *more, DATA="/data")
-    args = parsed(words[words.index("pcmepp_openclip.train") + 1 :])
+    args = vars(parse(words[words.index("pcmepp_openclip.train") + 1 :]))
     wanted = {"epochs": 25, "global_batch_size": 128, "opt": "timm/adamp", "lr": 5e-4, "wd": 1e-4, "grad_clip_norm": 2}
     wanted |= {"opt_kwargs": {"wd_ratio": 0.1, "nesterov": False}, "layer_decay": 0.7, "image_lr_multiplier": 0.01}
     wanted |= {"text_lr_multiplier": 0.1, "freeze_image_epochs": 2, "freeze_text_epochs": None, "lr_drop_epochs": [15]}
