@@ -8,6 +8,7 @@ from slow import slow_distances, slow_terms
 
 import pcmepp_openclip as pp
 from pcmepp_openclip.distances import tiles
+from pcmepp_openclip.losses import cross_fit, pair_difficulty
 from pcmepp_openclip.losses.batch import PairBatch
 
 WEIGHTS = {"contrastive_weight": 1.5, "match_weight": 2.0, "pp_weight": 0.1, "vib_weight": 1e-2}
@@ -198,3 +199,19 @@ def test_the_infonce_of_each_pair_is_a_constant():
     pairs = PairBatch(images, texts, scale, scale, scale).pairs
     assert pairs.contrastive.requires_grad
     assert not pairs.image_difficulty.requires_grad and not pairs.text_difficulty.requires_grad
+
+
+@pytest.mark.parametrize("folds", [2, 3, 13])
+def test_each_pair_is_judged_by_a_model_that_has_not_seen_it(folds):
+    v, t, *_ = batch()
+    rows = torch.randperm(13, generator=torch.Generator().manual_seed(1)) + 100
+    parts = cross_fit(lambda seen: set(seen.tolist()), rows, folds)
+    assert len(parts) == folds and torch.equal(torch.cat([fold for _, fold in parts]).sort().values, rows.sort().values)
+    for seen, fold in parts:
+        assert seen == set(rows.tolist()) - set(fold.tolist())
+    for difficulties, (own, others) in zip(pair_difficulty(v, t, 14.0), ((v, t), (t, v)), strict=True):
+        slow = [sum((14 * own[i] @ (x - others[i])).exp() for x in others).log() for i in range(13)]
+        torch.testing.assert_close(difficulties, torch.stack(slow))
+    for count in (1, 14):
+        with pytest.raises(ValueError, match=f"folds must be between 2 and the 13 pairs, not {count}"):
+            cross_fit(len, rows, count)

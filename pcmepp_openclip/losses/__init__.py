@@ -11,6 +11,7 @@ exchanges tensors between ranks.
 
 from .batch import PairBatch, TermSettings
 from .chunked_clip import ChunkedClipLoss
+from .difficulty import cross_fit, pair_difficulty
 from .matching import matching_logits, matching_loss
 from .pcme import pcme
 from .pcmepp import PCMEppLoss
@@ -26,8 +27,10 @@ __all__ = [
     "PCMEppLoss",
     "PairBatch",
     "TermSettings",
+    "cross_fit",
     "matching_logits",
     "matching_loss",
+    "pair_difficulty",
     "pcme",
     "pseudo_positive_targets",
     "triplet_loss",

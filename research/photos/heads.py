@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pcmepp_openclip import Gaussian, PCMEppLoss
+from pcmepp_openclip.losses import cross_fit
 from pcmepp_openclip.models.pcmepp import MIN_MATCH_SCALE
 from pcmepp_openclip.training.config import VAGUENESS
 
@@ -170,10 +171,12 @@ def train(name: str, photos: Photos, seed: int, steps: int = STEPS, plain: Heads
     heads.image_logvar.train(), heads.text_logvar.train()
     parts = [(heads, held_out if method.variances_on == "held-out" else known)]
     if method.variances_on == "crossed":
-        everything, own = torch.cat([known, held_out]), METHODS["plain"]
-        halves = everything[::2], everything[1::2]
-        models = [_train_all_parameters(Heads(own, seed), own, photos, x, seed, steps) for x in halves]
-        parts = [(x.requires_grad_(False), half) for x, half in zip(models, reversed(halves), strict=True)]
+        own = METHODS["plain"]
+        models = cross_fit(
+            lambda rows: _train_all_parameters(Heads(own, seed), own, photos, rows, seed, steps),
+            torch.cat([known, held_out]),
+        )
+        parts = [(model.requires_grad_(False), rows) for model, rows in reversed(models)]
     _fit(heads, method, photos, parts, seed + 1, steps, heads.variance_parameters())
     return heads.eval()
 
