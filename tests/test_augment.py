@@ -16,7 +16,7 @@ from open_clip.tokenizer import HFTokenizer
 from pcmepp_openclip.data.mixup import Mixing, cut_boxes, mix_images
 from pcmepp_openclip.data.size_augment import TokenIds, augment_captions, cut_captions
 from pcmepp_openclip.host.tokenizers import token_ids
-from pcmepp_openclip.models.labelled import LabelledImages
+from pcmepp_openclip.models.batches import LabelledImages
 from pcmepp_openclip.runs import checkpoints
 from pcmepp_openclip.training.augment import BatchAugmentation
 from pcmepp_openclip.training.config import RunConfig, make_parser, parse

@@ -25,7 +25,7 @@ from pcmepp_openclip.data import defects
 from pcmepp_openclip.data.captions import CaptionChoice, Unusable, read_captions
 from pcmepp_openclip.data.count import count_shard
 from pcmepp_openclip.data.shards import Sample
-from pcmepp_openclip.models.labelled import LabelledImages
+from pcmepp_openclip.models.batches import LabelledImages
 from pcmepp_openclip.training import command
 
 COUNTS, PER_IMAGE = [7, 13, 1, 19], 5

@@ -13,7 +13,7 @@ from timm.optim import create_optimizer_v2
 from torch import nn
 
 from pcmepp_openclip.host.parallel import load_optimizer
-from pcmepp_openclip.host.trainer import schedules
+from pcmepp_openclip.host.training import SCHEDULES
 from pcmepp_openclip.runs import checkpoints
 from pcmepp_openclip.training import command as train
 from pcmepp_openclip.training.best import BestCheckpoint, rsum
@@ -175,12 +175,12 @@ def test_without_flags_optimizer_and_schedule_are_open_clip_s():
     assert not epoch.frozen and not epoch.warms_up
 
 
-@pytest.mark.parametrize("name", schedules)
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_the_learning_rate_of_each_step_and_group(name):
     parameters = [nn.Parameter(torch.zeros(1)) for _ in range(2)]
     optimizer = torch.optim.SGD([{"params": [parameters[0]]}, {"params": [parameters[1]], "lr_scale": 0.25}], lr=8.0)
     cooldown = (4, 1.0, 0.0) if name == "const-cooldown" else ()
-    stock = schedules[name](optimizer, 8.0, 2, 20, *cooldown)
+    stock = SCHEDULES[name](optimizer, 8.0, 2, 20, *cooldown)
     alone = [stock(step) for step in range(20)]
     adjust = scheduled(stock, optimizer, steps_per_epoch=5, drop_epochs=(1, 3), drop_factor=0.1)
     for step in range(20):

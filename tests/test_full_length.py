@@ -14,8 +14,7 @@ from torch import nn
 import pcmepp_openclip as pp
 from pcmepp_openclip import cli
 from pcmepp_openclip.host.parallel import DDP
-from pcmepp_openclip.models.cached import CachedTokens
-from pcmepp_openclip.models.labelled import LabelledImages
+from pcmepp_openclip.models.batches import CachedTokens, LabelledImages
 from pcmepp_openclip.training import full_length, loop
 from pcmepp_openclip.training.full_length import at_full_length, full_length_pass, is_wanted
 from pcmepp_openclip.training.memory import out_of_memory_message

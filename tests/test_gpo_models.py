@@ -24,11 +24,11 @@ from kinds import KINDS, PAD, kind_batch, kind_model
 from slow_gpo import slow_token_pool
 
 from pcmepp_openclip import PCMEppCfg
+from pcmepp_openclip.models.batches import LabelledImages
 from pcmepp_openclip.models.convert import to_clip
 from pcmepp_openclip.models.export import export_model
 from pcmepp_openclip.models.fingerprint import bank_fingerprint
 from pcmepp_openclip.models.gpo import kept_tokens
-from pcmepp_openclip.models.labelled import LabelledImages
 from pcmepp_openclip.training import command as train
 
 WITHOUT_TOKENS = ("timm map", "resnet")

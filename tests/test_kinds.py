@@ -9,7 +9,7 @@ from helpers import assert_close, assert_same_gradients, gradients, objective, s
 from kinds import KINDS, PAD, kind_batch, kind_model, slow_token_head, stock_twin
 
 from pcmepp_openclip import PCMEppCLIP, PCMEppCustomTextCLIP
-from pcmepp_openclip.host.towers import text_may_be_cut
+from pcmepp_openclip.host.towers.config import text_may_be_cut
 from pcmepp_openclip.models.export import export_model
 from pcmepp_openclip.models.fingerprint import bank_fingerprint, model_fingerprint
 from pcmepp_openclip.models.pcmepp import is_pcmepp_parameter

@@ -11,7 +11,7 @@ from test_loss import batch, grads, relative
 import pcmepp_openclip as pp
 from pcmepp_openclip.distances import tiles
 from pcmepp_openclip.losses import TermSettings
-from pcmepp_openclip.models.labelled import LabelledImages
+from pcmepp_openclip.models.batches import LabelledImages
 
 WEIGHTS = {"contrastive_weight": 0.0, "match_weight": 2.0, "pp_weight": 0.1, "vib_weight": 0.0}
 

@@ -14,7 +14,7 @@ from kinds import KINDS, kind_batch, kind_model
 from test_towers import OtherAttention, attention
 from torch import nn
 
-from pcmepp_openclip.host.towers import parts_of
+from pcmepp_openclip.host.towers.blocks import is_plain
 from pcmepp_openclip.hub.staging import stage
 from pcmepp_openclip.models.convert import to_clip
 from pcmepp_openclip.models.export import export_model
@@ -211,13 +211,13 @@ def test_in_half_precision_small_steps_are_not_lost():
 def test_blocks_are_still_taken_apart_and_another_attention_is_not():
     model, _ = pair("vit")
     block = model.visual.transformer.resblocks[-1]
-    assert type(block.attn) is not nn.MultiheadAttention and parts_of(block).attention is block.attn
+    assert type(block.attn) is not nn.MultiheadAttention and is_plain(block)
     block.attn = attention(OtherAttention, torch.float32)
-    assert parts_of(block) is None
+    assert not is_plain(block)
     nn.utils.parametrize.register_parametrization(
         block.attn, "in_proj_weight", LowRank(block.attn.in_proj_weight, RANK), unsafe=True
     )
-    assert parts_of(block) is None
+    assert not is_plain(block)
 
 
 # Runs.

@@ -1,18 +1,18 @@
 """`single_query_attention`, another order of products, against torch's own multi-head attention."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
-from pcmepp_openclip.host.towers import Stack
-from pcmepp_openclip.models.branch import single_query_attention
-from pcmepp_openclip.models.split import pool_last_block
+from pcmepp_openclip.host.towers.blocks import run_to_token, single_query_attention
 
 N, L, C, HEADS = 5, 11, 24, 4
 
 
 class OtherAttention(nn.MultiheadAttention):
-    """A subclass may single_query_attention in another way: twice as much, here."""
+    """A subclass may attend in another way: twice as much, here."""
 
     def forward(self, *args, **kwargs):
         out, weights = super().forward(*args, **kwargs)
@@ -75,4 +75,5 @@ def test_another_attention_is_called_as_it_is():
 
     block, (x_NLC, _) = Block(), inputs(masked=False)
     expected = 2 * slow(attention(), x_NLC, None)
-    torch.testing.assert_close(pool_last_block(Stack([block], recompute=False), x_NLC, None, None), expected)
+    transformer = SimpleNamespace(resblocks=[block], grad_checkpointing=False)
+    torch.testing.assert_close(run_to_token(transformer, x_NLC, None, None), expected)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from ..models.labelled import LabelledImages
+from ..models.batches import LabelledImages
 from .batches import Batch, Failure, LoaderSpec, RemainingEpoch, WorkerBatches, lane_of
 from .gathering import TallyReducer
 from .plan import ExactPass

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..data.batches import TEXT_MULTIPLE
 from ..data.plan import seed_for
-from ..models.cached import CachedTokens
+from ..models.batches import CachedTokens
 from .encode import without_traceback
 from .store import Row, Rows
 

@@ -36,7 +36,7 @@ from ..data.sizes import write_json
 from ..data.sources import kind, local_path
 from ..data.spec import DataSpec
 from ..data.tally import Tally
-from ..models.cached import CachedTokens
+from ..models.batches import CachedTokens
 from ..models.fingerprint import PROBES
 from ..system.digest import digest_of
 from ..system.tensors import fingerprint

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..distances import tiles
 from ..host.loss import pcmepp_loss
-from ..host.towers import pair
+from ..host.towers.blocks import pair
 from ..models.pcmepp import ProbabilisticModel
 from .counts import Collective, StepCounter
 

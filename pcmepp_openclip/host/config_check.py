@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 from ..config import PCMEppCfg
 from ..system.redact import printable
 from ..system.text import did_you_mean
-from .towers import pair
+from .towers.blocks import pair
 
 MODEL_KEYS: dict[str, Any] = {
     "embed_dim": int,

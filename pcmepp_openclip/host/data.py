@@ -9,18 +9,14 @@ import torch
 from torch import Tensor
 from torchvision import transforms
 
-from . import seams
-from .towers import text_may_be_cut
-
-seams.check_names(*seams.USED_BY_DATA)
-
-from open_clip_train.data import DataInfo, SharedEpoch  # noqa: E402  after the check
+from .towers.config import text_may_be_cut
+from .trainer import data
 
 MAX_RESIZED_PIXELS = 16_000_000
 
 
-def validation_data(loader: Any) -> DataInfo:
-    return DataInfo(dataloader=loader)
+def validation_data(loader: Any) -> data.DataInfo:
+    return data.DataInfo(dataloader=loader)
 
 
 def image_and_text(batch: Any) -> tuple[Any, Any]:
@@ -32,14 +28,14 @@ class Position:
     """The epoch and the batch that it begins with, which the workers see too."""
 
     def __init__(self, epoch: int = 0):
-        self.epoch, self.first_batch = SharedEpoch(epoch), SharedEpoch(0)
+        self.epoch, self.first_batch = data.SharedEpoch(epoch), data.SharedEpoch(0)
 
     def __call__(self) -> tuple[int, int]:
         return self.epoch.get_value(), self.first_batch.get_value()
 
 
 @dataclass
-class TrainData(DataInfo):
+class TrainData(data.DataInfo):
     """open_clip's DataInfo, whose epochs can be entered in their middle."""
 
     position: Any = None

@@ -14,8 +14,8 @@ from ..system.flags import CommandParser
 from ..system.text import flag_of
 from . import seams
 from .loss import create_chunked_clip_loss, create_loss
-from .towers import pair
-from .trainer import params, schedules
+from .towers.blocks import pair
+from .trainer import SCHEDULES, params
 
 READ = (  # the flags of open_clip that are read here
     *("model", "pretrained", "precision", "device", "opt", "eps", "warmup", "seed", "report_to", "workers"),
@@ -59,7 +59,7 @@ def read(parser: CommandParser, argv: Sequence[str], config: Any) -> Any:
         config = params.parse_args(argv)
     for name in READ:
         if not hasattr(config, name):
-            raise seams.HostChanged(seams.lacking(f"flag {flag_of(name)}", "train"))
+            raise seams.HostChanged(seams.lacking(f"flag {flag_of(name)}"))
     size = config.force_image_size
     if isinstance(size, (tuple, list)) and len(size) == 1:  # `main` of open_clip_train does the same later
         config.force_image_size = size[0]
@@ -89,8 +89,8 @@ def _check_served(config: Namespace) -> str | None:
 
 
 def _check_schedule(config: Namespace) -> str | None:
-    if config.lr_scheduler not in schedules:
-        return f"--lr-scheduler must be {', '.join(schedules)}, not {config.lr_scheduler}."
+    if config.lr_scheduler not in SCHEDULES:
+        return f"--lr-scheduler must be {', '.join(SCHEDULES)}, not {config.lr_scheduler}."
     if config.lr_scheduler == "const-cooldown" and config.epochs_cooldown is None:
         return "--lr-scheduler const-cooldown needs --epochs-cooldown."
     return None

@@ -4,10 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import open_clip
-from open_clip import pretrained
 
 from ..system.text import did_you_mean
-from .towers import default_heads
+from .towers.config import default_heads
 
 PREFIX = "PCMEpp"
 INIT_LOGVAR_BIAS = -10.0
@@ -49,9 +48,8 @@ def get_model_config(stock: Callable, model_name: str) -> dict | None:
     if config is None:
         listed = open_clip.list_models()
         ours = [name for name in listed if name.startswith(PREFIX)]
-        meant = did_you_mean(
-            model_name, [*ours, *(f"{PREFIX}-{name}" for name in listed if name not in ours)], cutoff=0.0
-        )
+        others = [f"{PREFIX}-{name}" for name in listed if name not in ours]
+        meant = did_you_mean(model_name, [*ours, *others], cutoff=0.0)
         raise RuntimeError(
             f"There is no model '{model_name}': {meant} Known: {', '.join(ours)}, and {PREFIX}- in front of any other "
             "name in open_clip.list_models()."
@@ -67,17 +65,17 @@ def plain_name(model_name: str) -> str | None:
     return base if base != model_name and base in open_clip.list_models() else None
 
 
-def get_pretrained_cfg(stock: Callable, model: str, tag: str) -> dict:
-    """Return open_clip's config of a pretrained tag; `PCMEpp-NAME` has the tags of NAME."""
-    return stock(_name_of_tags(model), tag)
+class Tags(dict):
+    """open_clip's pretrained tags by model; `PCMEpp-NAME` has the tags of NAME."""
 
+    def __contains__(self, model: object) -> bool:
+        return super().__contains__(model) or super().__contains__(plain_name(str(model)))
 
-def list_pretrained_tags_by_model(stock: Callable, model: str) -> list[str]:
-    return stock(_name_of_tags(model))
-
-
-def is_pretrained_cfg(stock: Callable, model: str, tag: str) -> bool:
-    return stock(_name_of_tags(model), tag)
+    def __missing__(self, model: str) -> dict:
+        base = plain_name(model)
+        if base is None:
+            raise KeyError(model)
+        return self[base]
 
 
 def base_models(hyperparameters: dict, model_cfg: dict) -> list[str]:
@@ -94,7 +92,3 @@ def base_models(hyperparameters: dict, model_cfg: dict) -> list[str]:
         return [name] if name else []
     parts = open_clip.get_pretrained_cfg(model, str(tag)).get("hf_hub", "").split("/")
     return ["/".join(parts[:2])] if len(parts) >= 2 else []
-
-
-def _name_of_tags(model: str) -> str:
-    return model if model in pretrained._PRETRAINED else plain_name(model) or model

@@ -9,24 +9,14 @@ from typing import Any
 
 import open_clip
 from open_clip import factory, pretrained
-from torch import nn
+from torch import Tensor, nn
 
 from ..system.digest import Damaged, verified
-from . import names, repos, seams, tokenizers, towers
+from . import names, repos, seams, towers
 from .weights import plain_text_names, reason
 
-IMPORTED_BY = ("open_clip_train.main", "open_clip_train.zero_shot")  # these modules import names of open_clip by value
+HOLDERS = ("open_clip.factory", "open_clip", "open_clip_train.main", "open_clip_train.zero_shot")
 RELEASED = "SanghyukChun/PCMEPP-ViT-B-16-CC3M-12M-RedCaps"
-BASES = {  # the plain model whose weights fit the mean branch of a curated PCME++ model
-    "PCMEpp-ViT-B-32": "ViT-B-32",
-    "PCMEpp-ViT-B-16": "ViT-B-16",
-    "PCMEpp-ViT-L-14": "ViT-L-14",
-    "PCMEpp-ViT-B-16-unc2": "ViT-B-16",
-    "PCMEpp-GPO-ViT-B-32": "ViT-B-32",
-    "PCMEpp-GPO-ViT-B-32-unc2": "ViT-B-32",
-    "PCMEpp-GPO-ViT-B-16": "ViT-B-16",
-    "PCMEpp-GPO-ViT-L-14": "ViT-L-14",
-}
 
 
 def register(
@@ -47,11 +37,7 @@ def register(
         return
     our_classes = tuple(model_classes.values())
     open_clip.add_model_config(config_dir)
-    for name, base in BASES.items():
-        pretrained._PRETRAINED[name] = copy.deepcopy(pretrained._PRETRAINED[base])
-    released = pretrained._PRETRAINED["PCMEpp-ViT-B-16-unc2"]
-    released["cc3m_cc12m_redcaps"] = {"hf_hub": f"{RELEASED}/model.safetensors"}
-    released["cc3m_cc12m_redcaps_256m"] = {"hf_hub": f"{RELEASED}-256M/model.safetensors"}
+    _add_pretrained_tags(config_dir)
 
     def loss_of(stock: Callable, args: Any) -> nn.Module:
         block = getattr(args, "pcmepp_cfg", None) or (factory.get_model_config(args.model) or {}).get("pcmepp_cfg")
@@ -60,9 +46,7 @@ def register(
     def task_of(stock: Callable, args: Any, model: nn.Module, *more: Any, **kwargs: Any) -> nn.Module:
         if not isinstance(model, our_classes):
             return stock(args, model, *more, **kwargs)
-        from .task import PCMEppTask
-
-        return PCMEppTask(model, loss=loss_of(factory.create_loss, args))
+        return _task_class()(model, loss=factory.create_loss(args))
 
     def convert(stock: Callable, model: nn.Module, state_dict: dict) -> dict:
         state_dict = plain_text_names(model, stock(model, state_dict))
@@ -89,55 +73,64 @@ def register(
         with verified(Path(checkpoint_path)):
             return stock(checkpoint_path, *args, **kwargs)
 
+    def tokenizer(stock: Callable, *args: Any, **kwargs: Any) -> Any:
+        return stock(*args, **{"trust_remote_code": False, **kwargs})  # the library would ask on the terminal
+
     ours: dict[str, Callable] = {  # each is called with the stock function in front of the arguments
         "get_model_config": names.get_model_config,
-        "get_pretrained_cfg": names.get_pretrained_cfg,
-        "list_pretrained_tags_by_model": names.list_pretrained_tags_by_model,
-        "is_pretrained_cfg": names.is_pretrained_cfg,
         "parse_model_name": repos.parse_model_name,
         "_get_hf_config": repos.get_config,
         "download_pretrained_from_hf": repos.get_weights,
         "_find_checkpoint_in_dir": repos.find_weights,
         "get_tokenizer": repos.get_tokenizer,
-        "HFTokenizer": tokenizers.hf_tokenizer,
+        "HFTokenizer": tokenizer,
         "load_state_dict": read,
         "load_checkpoint": load,
         "convert_state_dict": convert,
         "create_loss": loss_of,
         "create_task": task_of,
     }
-    classes = {**model_classes, "CoCa": None}
-    library = (*seams.LIBRARY, *(seams.ONLY_4 if hasattr(open_clip, "create_task") else ()))
-    assert ours.keys() | classes.keys() >= {seam.name for seam in library}
-    replacements: dict[str, Any] = {}
-    for seam in library:
-        if seam.name not in replacements:  # `open_clip.factory.x` and `open_clip.x` share one object
-            stock = seam.find()
-            replacements[seam.name] = (
-                _dispatcher(seam, classes[seam.name]) if seam.name in classes else _replacement(ours[seam.name], stock)
-            )
-        seam.replace(replacements[seam.name])
-    # A module that was imported before the plugin holds stock functions.
-    for module in filter(None, map(sys.modules.get, IMPORTED_BY)):
-        for name, replacement in replacements.items():
-            if getattr(module, name, None) is getattr(replacement, "__wrapped__", module):
+    holders = [module for name in HOLDERS if (module := sys.modules.get(name)) is not None]
+    for _, name in (*seams.REPLACED, *(seams.REPLACED_IN_4 if hasattr(factory, "create_task") else ())):
+        stock = getattr(factory, name)
+        if name not in ours:
+            setattr(factory, name, _dispatcher(stock, model_classes.get(name)))
+            continue
+        replacement = functools.update_wrapper(functools.partial(ours[name], stock), stock)
+        for module in holders:  # each holds a stock function by its name if it was imported before
+            if getattr(module, name, None) is stock:
                 setattr(module, name, replacement)
     factory._pcmepp_registered = True
 
 
-def _replacement(function: Callable, stock: Callable) -> Callable:
-    """Return `function` with `stock` as its first argument, and with the name and docstring of `stock`."""
+def _add_pretrained_tags(config_dir: Path) -> None:
+    """Give the curated models the tags of the plain models whose weights fit their mean branch, and the released."""
+    tags = names.Tags(pretrained._PRETRAINED)
+    for path in sorted(config_dir.glob("*.json")):
+        base = path.stem.replace("-GPO", "").removesuffix("-unc2")
+        if base in tags:
+            tags[path.stem] = copy.deepcopy(tags[base])
+    tags["PCMEpp-ViT-B-16-unc2"]["cc3m_cc12m_redcaps"] = {"hf_hub": f"{RELEASED}/model.safetensors"}
+    tags["PCMEpp-ViT-B-16-unc2"]["cc3m_cc12m_redcaps_256m"] = {"hf_hub": f"{RELEASED}-256M/model.safetensors"}
+    pretrained._PRETRAINED = tags
 
-    @functools.wraps(stock)
-    def replacement(*args: Any, **kwargs: Any) -> Any:
-        return function(stock, *args, **kwargs)
 
-    return replacement
+def _task_class() -> type:
+    from open_clip.task import CLIPTask  # only open_clip 4 has it
+
+    class PCMEppTask(CLIPTask):
+        """A task of the loop of open_clip 4, which also reports the scale and shift of the matching logit."""
+
+        @staticmethod
+        def _report(source: dict[str, Tensor]) -> dict[str, Tensor]:
+            scales = ("logit_scale", "logit_bias", "match_scale", "match_shift")
+            return {name: source[name].float().mean().detach() for name in scales if name in source}
+
+    return PCMEppTask
 
 
-def _dispatcher(seam: seams.Seam, model_class: type | None) -> type:
+def _dispatcher(stock: type, model_class: type | None) -> type:
     """Return a stand-in for a model class of open_clip's factory; what it builds is of another class, never its own."""
-    stock = seam.find()
 
     class Dispatch(type):
         def __call__(cls, *args: Any, **kwargs: Any) -> nn.Module:

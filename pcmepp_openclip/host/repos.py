@@ -4,9 +4,10 @@ Each function with a `stock` argument replaces that function of `open_clip.facto
 open_clip, but for the revision. For a PCME++ repo, the config is checked first (`config_check`), only safetensors are
 loaded, a tokenizer comes from the repo itself, and missing weights are an error: open_clip would continue with random
 ones.
+
+A folder of the released layout is read as a repo whose id is its absolute path, which the id of a repo never is.
 """
 
-import contextlib
 import json
 import logging
 from collections.abc import Callable
@@ -29,6 +30,10 @@ class Missing(str):
     reason: str
 
 
+class Unreachable(ValueError):
+    """A file is not in the cache, and the Hub did not say whether there is one."""
+
+
 def _missing(place: str, reason: str) -> Missing:
     path = Missing(f"{place}/{WEIGHTS_FILE}")
     path.reason = reason
@@ -42,7 +47,7 @@ def is_pcmepp_config(config: Any) -> bool:
     )
 
 
-_ours: dict[str, bool] = {}  # whether a repo holds a PCME++ model, by its id
+_ours: set[str] = set()  # the ids of repos with a PCME++ model
 
 
 def parse_model_name(stock: Callable, model_name: str) -> tuple[str | None, str]:
@@ -53,7 +58,7 @@ def parse_model_name(stock: Callable, model_name: str) -> tuple[str | None, str]
         return schema, identifier
     folder = Path(identifier)
     if not (folder / CONFIG_FILE).exists() and (folder / "config.json").exists():
-        return "hf-hub", str(folder.absolute())  # a Hub id is never absolute, so the two cannot be confused
+        return "hf-hub", str(folder.absolute())
     config = read_json(folder / CONFIG_FILE)
     if is_pcmepp_config(config):
         check_config(config, model_name)
@@ -65,14 +70,13 @@ def get_config(stock: Callable, model_id: str, cache_dir: str | None = None) -> 
         config = _read_released(Path(model_id))
     else:
         try:
-            config = stock(model_id, cache_dir=cache_dir)
-        except FileNotFoundError:  # the repo may have the released layout; if not, this error is raised again
-            released = _fetch_released(model_id, cache_dir)
-            if released is None:
+            config = stock(model_id, cache_dir)
+        except FileNotFoundError:
+            config = _fetch_released(model_id, cache_dir)
+            if not config:
                 raise
-            config = released
-    _ours[model_id] = is_pcmepp_config(config)
-    if _ours[model_id]:
+    if is_pcmepp_config(config):
+        _ours.add(model_id)
         check_config(config, f"hf-hub:{model_id}")
         text_cfg = config["model_cfg"]["text_cfg"]
         if text_cfg.get("hf_tokenizer_name"):
@@ -84,34 +88,35 @@ def check_plain_repo(model_name: str) -> None:
     """Raise ConfigRefused if a `local-dir:` or `hf-hub:` model is no PCME++ model and its config names code or a repo
     of anyone's choice. PCME++ configs are checked wherever they are read."""
     schema, identifier = factory.parse_model_name(model_name)
-    if schema == "local-dir":
-        config = read_json(Path(identifier) / CONFIG_FILE)
-    elif schema == "hf-hub":
-        try:
-            config = factory._get_hf_config(identifier)
-        except ConfigRefused:
-            raise
-        except Exception as error:
-            raise ValueError(f"The config of {model_name} cannot be read: {_line(error)}.") from None
-    else:
+    if schema is None:
         return
+    try:
+        config = (
+            read_json(Path(identifier) / CONFIG_FILE) if schema == "local-dir" else factory._get_hf_config(identifier)
+        )
+    except ConfigRefused:
+        raise
+    except Exception as error:
+        raise ValueError(f"The config of {model_name} cannot be read: {_line(error)}.") from None
     if config is not None and not is_pcmepp_config(config):
         check_plain_config(config, model_name)
 
 
 def get_weights(stock: Callable, model_id: str, filename: str | None = None, **kwargs: Any) -> str:
     """Download a file of a repo, or its weights where no file is named; from a PCME++ repo only safetensors."""
-    if Path(model_id).is_absolute():
-        return str(Path(model_id) / (filename or "model.safetensors"))
     repo_id, _, revision = model_id.partition("@")
     if revision:
         kwargs["revision"] = revision
-    if filename is not None:
+    if filename is not None or model_id not in _ours:
         return stock(repo_id, filename=filename, **kwargs)
-    if model_id not in _ours:  # `create_model` has asked for the config just before
-        with contextlib.suppress(Exception):
-            factory._get_hf_config(model_id, cache_dir=kwargs.get("cache_dir"))
-    return _our_weights(repo_id, **kwargs) if _ours.get(model_id) else stock(repo_id, **kwargs)
+    reason = "the repo holds no weights in safetensors; others are not loaded"
+    for name in WEIGHTS_FILES:
+        try:
+            if path := fetch(repo_id, name, **kwargs):
+                return str(path)
+        except ValueError as error:  # the next name may be in the cache
+            reason = str(error)
+    return _missing(repo_id if Path(repo_id).is_absolute() else f"hf-hub:{repo_id}", reason)
 
 
 def find_weights(stock: Callable, folder: Path) -> str | None:
@@ -143,48 +148,42 @@ def get_tokenizer(stock: Callable, model_name: str = "", *args: Any, **kwargs: A
     return stock(model_name, *args, **kwargs)
 
 
-def file_beside(model_name: str, name: str) -> Path | None:
-    """Return the file of that name next to the weights of a `local-dir:` or `hf-hub:` model; None if there is none, and
-    for other models. Without a network only the cache is searched, and a warning is logged if the file is not there."""
-    schema, identifier = factory.parse_model_name(model_name)
-    if schema not in ("local-dir", "hf-hub"):
-        return None
-    if schema == "local-dir" or Path(identifier).is_absolute():
-        path = Path(identifier) / name
+def fetch(model_id: str, name: str, **kwargs: Any) -> Path | None:
+    """Return a file of a repo or, where the id is an absolute path, of a folder; None if there is none.
+
+    Raise `Unreachable` if that is not known, and ValueError if the Hub refuses the file."""
+    if Path(model_id).is_absolute():
+        path = Path(model_id) / name
         return path if path.is_file() else None
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 
-    repo_id, _, revision = identifier.partition("@")
+    repo_id, _, revision = model_id.partition("@")
     try:
-        return Path(hf_hub_download(repo_id, name, revision=revision or None))
+        return Path(hf_hub_download(repo_id, name, **{"revision": revision or None, **kwargs}))
     except LocalEntryNotFoundError as error:
-        if isinstance(error.__cause__, HfHubHTTPError):  # the Hub did answer, and the file may be there
-            raise ValueError(f"{name} of {model_name} cannot be fetched: {_line(error.__cause__)}.") from None
-        logging.warning("%s: whether it has a %s is not known, since the Hub cannot be reached.", model_name, name)
-        return None
+        reason = f"it is not in the cache, and the Hub did not give it: {_line(error.__cause__ or error)}"
+        answered = isinstance(error.__cause__, HfHubHTTPError)
+        raise (ValueError if answered else Unreachable)(reason) from None
     except EntryNotFoundError:
         return None
     except Exception as error:
-        raise ValueError(f"{name} of {model_name} cannot be fetched: {_line(error)}.") from None
+        raise ValueError(_line(error)) from None
 
 
-def _our_weights(repo_id: str, **kwargs: Any) -> str:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-
-    reason = "the repo holds no weights in safetensors; others are not loaded"
-    for name in WEIGHTS_FILES:
-        try:
-            return hf_hub_download(repo_id, name, **kwargs)
-        except LocalEntryNotFoundError as error:  # the next name may be in the cache
-            reason = f"it is not in the cache, and the Hub did not give it: {_line(error.__cause__ or error)}"
-        except EntryNotFoundError:
-            continue
-        except Exception as error:
-            reason = _line(error)
-            break
-    return _missing(f"hf-hub:{repo_id}", reason)
+def file_beside(model_name: str, name: str) -> Path | None:
+    """Return the file of that name next to the weights of a `local-dir:` or `hf-hub:` model; None if there is none, and
+    for other models. Without a network only the cache is searched, and a warning is logged if the file is not there."""
+    schema, identifier = factory.parse_model_name(model_name)
+    if schema is None:
+        return None
+    try:
+        return fetch(str(Path(identifier).absolute()) if schema == "local-dir" else identifier, name)
+    except Unreachable:
+        logging.warning("%s: whether it has a %s is not known, since the Hub cannot be reached.", model_name, name)
+        return None
+    except ValueError as error:
+        raise ValueError(f"{name} of {model_name} cannot be fetched: {error}.") from None
 
 
 def _line(error: BaseException) -> str:
@@ -210,49 +209,34 @@ def _tokenizer_folder(model_id: str, cache_dir: str | None) -> str:
 
 
 # The released repos hold `config.json` and `model.safetensors`, named before open_clip had its own convention,
-# with the head's depth as `unc_layers` in each tower's block. Their keys are those of the authors' class:
+# with the head's depth as `unc_layers` in each tower's block. Their keys are those of the authors' class; all others
+# must be off, but for those that have no effect on open_clip's own transformers.
 RELEASED_KEYS = ("embed_dim", "vision_cfg", "text_cfg", "quick_gelu", "cast_dtype", "output_dict")
 RELEASED_TOWERS = {
-    "vision_cfg": {
-        "used": [
-            "layers",
-            "width",
-            "head_width",
-            "mlp_ratio",
-            "patch_size",
-            "image_size",
-            "ls_init_value",
-            "patch_dropout",
-        ],
-        "must be off": [
-            "input_patchnorm",
-            "global_average_pool",
-            "attentional_pool",
-            "output_tokens",
-            "timm_model_name",
-        ],
-        "without effect": [
-            *("n_queries", "attn_pooler_heads", "timm_model_pretrained", "timm_pool"),
-            *("timm_proj", "timm_proj_bias", "timm_drop", "timm_drop_path"),
-        ],
-    },
-    "text_cfg": {
-        "used": ["context_length", "vocab_size", "width", "heads", "layers", "ls_init_value", "hf_tokenizer_name"],
-        "must be off": ["embed_cls", "output_tokens", "hf_model_name"],
-        "without effect": ["pad_id", "hf_model_pretrained", "proj", "pooler_type"],
-    },
+    "vision_cfg": (
+        *("unc_layers", "layers", "width", "head_width", "mlp_ratio", "patch_size", "image_size"),
+        *("ls_init_value", "patch_dropout"),
+    ),
+    "text_cfg": (
+        *("unc_layers", "context_length", "vocab_size", "width", "heads", "layers", "ls_init_value"),
+        "hf_tokenizer_name",
+    ),
 }
+WITHOUT_EFFECT = (
+    *("n_queries", "attn_pooler_heads", "timm_model_pretrained", "timm_pool", "timm_proj", "timm_proj_bias"),
+    *("timm_drop", "timm_drop_path", "pad_id", "hf_model_pretrained", "proj", "pooler_type"),
+)
 
 
-def _fetch_released(model_id: str, cache_dir: str | None) -> dict | None:
-    """Return the config of a repo of the released layout; None where the repo has another layout or is out of reach."""
+def _fetch_released(model_id: str, cache_dir: str | None) -> dict:
+    """Return the config of a repo of the released layout; {} where the repo has another layout or is out of reach."""
     try:
-        path = factory.download_pretrained_from_hf(model_id, filename="config.json", cache_dir=cache_dir)
-        return _read_released(Path(path).parent)
+        path = fetch(model_id, "config.json", cache_dir=cache_dir)
+        return _read_released(path.parent) if path else {}
     except ConfigRefused:
         raise
-    except (FileNotFoundError, ValueError):
-        return None
+    except ValueError:
+        return {}
 
 
 def _read_released(folder: Path) -> dict:
@@ -267,23 +251,20 @@ def _read_released(folder: Path) -> dict:
         raise ValueError(f"{path} is not the config of a released PCME++ model: no {error}.") from None
     if len(layers) != 1:
         raise ConfigRefused(f"{path}: unc_layers differ between the towers, which is not supported.")
-    for key, value in config.items():
-        if key not in RELEASED_KEYS or (key == "cast_dtype" and value is not None):
-            raise ConfigRefused(f"{path} has '{key}': {json.dumps(value)[:40]}, which is not supported.")
-    if not isinstance(config.get("quick_gelu", False), bool):
-        raise ConfigRefused(f"{path}: quick_gelu must be true or false, not {json.dumps(config['quick_gelu'])[:40]}.")
     model_cfg["quick_gelu"] = config.get("quick_gelu", False)
-    for tower in RELEASED_TOWERS:
-        model_cfg[tower] = _released_tower(config[tower], tower, path)
     model_cfg["pcmepp_cfg"] = {"head_layers": layers.pop(), "init_logvar_bias": None}
+    left_out = {
+        key: value
+        for key, value in config.items()
+        if key not in RELEASED_KEYS or (key == "cast_dtype" and value is not None)
+    }
+    for tower, used in RELEASED_TOWERS.items():
+        model_cfg[tower] = {key: config[tower][key] for key in used[1:] if key in config[tower]}
+        others = {
+            f"{tower}.{key}": value for key, value in config[tower].items() if key not in (*used, *WITHOUT_EFFECT)
+        }
+        left_out |= {key: value for key, value in others.items() if value}
+    for key, value in left_out.items():
+        raise ConfigRefused(f"{path} has {key}: {json.dumps(value)[:40]}, which is not supported.")
     logging.info("%s: released PCME++ layout, read as an open_clip config", folder)
     return {"model_cfg": model_cfg, "preprocess_cfg": {}}
-
-
-def _released_tower(block: dict, tower: str, path: Path) -> dict:
-    keys = RELEASED_TOWERS[tower]
-    for key, value in block.items():
-        off = key in keys["must be off"] and not value
-        if not (off or key == "unc_layers" or key in keys["used"] or key in keys["without effect"]):
-            raise ConfigRefused(f"{path} has {tower}.{key}: {json.dumps(value)[:40]}, which is not supported.")
-    return {key: block[key] for key in keys["used"] if key in block}

@@ -1,12 +1,11 @@
-"""Every name of open_clip that the plugin replaces or relies on, in one list that is checked.
+"""What open_clip must offer: the names that the plugin replaces, those that it uses, and the attributes of its models.
 
-A seam is a name that the plugin replaces by its own. The code that replaces them takes them from here, so that the list
-cannot drift from what is replaced. Where a name is missing, importing the plugin fails, and the message names the
-installed version and the cure.
+Where one is missing, importing the plugin or building a model fails, and the message names the installed version and
+the cure.
 """
 
+import operator
 import pkgutil
-from dataclasses import dataclass
 from typing import Any
 
 import open_clip
@@ -17,109 +16,59 @@ SUPPORTED = ">=3.3,<5"
 TESTED = "3.3.0"  # messages name this version as the cure
 
 
-@dataclass(frozen=True)
-class Name:
-    """A name that must exist.
-
-    Arguments:
-        holder: the module or class that holds it.
-        why: the purpose of the name, as the words after "needs to".
-    """
-
-    holder: str
-    name: str
-    why: str
-
-    def __str__(self) -> str:
-        return f"{self.holder}.{self.name}"
-
-    def find(self) -> Any:
-        """Return the object of this name. Raise ImportError with the cure if there is none."""
-        try:
-            return getattr(pkgutil.resolve_name(self.holder), self.name)
-        except (ImportError, AttributeError):
-            raise ImportError(lacking(str(self), self.why)) from None
+def _table(text: str) -> list[tuple[str, str]]:
+    """Return the first word of each line with each of the others."""
+    rows = map(str.split, text.strip().splitlines())
+    return [(holder, name) for holder, *names in rows for name in names]
 
 
-@dataclass(frozen=True)
-class Seam(Name):
-    """A name that is replaced."""
-
-    def replace(self, value: Any) -> None:
-        """Replace the object of this name by `value` for good."""
-        self.find()
-        setattr(pkgutil.resolve_name(self.holder), self.name, value)
-
-
-_FACTORY = "open_clip.factory"
-
-LIBRARY = (  # these names are replaced for good when the plugin is imported
-    Seam(_FACTORY, "CLIP", "build PCME++ models"),
-    Seam(_FACTORY, "CustomTextCLIP", "build PCME++ models"),
-    Seam(_FACTORY, "CoCa", "refuse PCME++ configs that are no CLIP"),
-    Seam(_FACTORY, "get_model_config", "find the configs of PCME++ models"),
-    Seam(_FACTORY, "get_pretrained_cfg", "find the weights for PCME++ models"),
-    Seam(_FACTORY, "list_pretrained_tags_by_model", "list the weights for PCME++ models"),
-    Seam(_FACTORY, "parse_model_name", "check the config of a local folder"),
-    Seam(_FACTORY, "_get_hf_config", "check the config of a Hub repo"),
-    Seam(_FACTORY, "download_pretrained_from_hf", "take only safetensors from a Hub repo"),
-    Seam(_FACTORY, "_find_checkpoint_in_dir", "refuse a local folder without weights"),
-    Seam(_FACTORY, "load_checkpoint", "explain a file of weights that cannot be loaded"),
-    Seam(_FACTORY, "load_state_dict", "verify the digest of a checkpoint"),
-    Seam(_FACTORY, "convert_state_dict", "load weights into a PCME++ model"),
-    Seam(_FACTORY, "HFTokenizer", "never run the code of a tokenizer's repo"),
-    Seam(_FACTORY, "get_tokenizer", "find the tokenizer of a PCME++ model"),
-    Seam(_FACTORY, "create_loss", "create the loss of a PCME++ model"),
-    Seam("open_clip", "get_model_config", "find the configs of PCME++ models"),
-    Seam("open_clip", "get_pretrained_cfg", "find the weights for PCME++ models"),
-    Seam("open_clip", "is_pretrained_cfg", "find the weights for PCME++ models"),
-    Seam("open_clip", "list_pretrained_tags_by_model", "list the weights for PCME++ models"),
-    Seam("open_clip", "get_tokenizer", "find the tokenizer of a PCME++ model"),
-    Seam("open_clip", "create_loss", "create the loss of a PCME++ model"),
-    Seam("open_clip", "load_checkpoint", "load weights into a PCME++ model"),
-)
-
-ONLY_4 = tuple(
-    Seam(holder, "create_task", "train a PCME++ model") for holder in (_FACTORY, "open_clip")
-)  # version 4 has these names
-
-USED = (  # these names are used as they are
-    *(Name("open_clip", name, "know the models") for name in ("CLIP", "CustomTextCLIP")),
-    *(Name("open_clip", name, "know the models") for name in ("add_model_config", "list_models")),
-    *(Name("open_clip", name, "create models") for name in ("create_model", "create_model_and_transforms")),
-    *(Name("open_clip.model", name, "build the towers") for name in ("_build_vision_tower", "_build_text_tower")),
-    *(Name("open_clip.model", name, "check configs") for name in ("CLIPVisionCfg", "CLIPTextCfg")),
-    *(Name("open_clip.CLIP", name, "lock towers") for name in ("lock_image_tower", "lock_text_tower")),
-    *(Name("open_clip.CLIP", name, "encode") for name in ("forward_intermediates", "set_grad_checkpointing")),
-    *(Name("open_clip.transformer.VisionTransformer", name, "encode images") for name in ("_embeds", "_pool")),
-    Name("open_clip", "get_input_dtype", "compute in the precision of a run"),
-    *(Name("open_clip.transformer.TextTransformer", x, "encode texts") for x in ("_embeds", "_build_additive_mask")),
-    Name("open_clip.timm_model", "TimmModel", "encode images"),
-    Name("open_clip.modified_resnet", "ModifiedResNet", "encode images"),
-    Name("open_clip.hf_model", "HFTextEncoder", "encode texts"),
-    Name("open_clip.hf_configs", "arch_dict", "find the blocks of a text tower"),
-    Name("open_clip.model", "convert_to_custom_text_state_dict", "load weights"),
-    Name("open_clip.transform", "PreprocessCfg", "check configs"),
-    Name("open_clip.pretrained", "_PRETRAINED", "know the pretrained tags"),
-    Name("open_clip.tokenizer", "HFTokenizer", "load a tokenizer"),
-)
-USED_IN_TRAINING = tuple(
-    Name(f"open_clip_train.{module}", name, why)
-    for module, name, why in (
-        ("params", "parse_args", "read the flags"),
-        ("logger", "setup_logging", "log"),
-        ("distributed", "world_info_from_env", "know the rank"),
-        ("distributed", "init_distributed_device", "set up the ranks"),
-        ("distributed", "broadcast_object", "set up the ranks"),
-        ("precision", "get_autocast", "compute in the precision of a run"),
-        ("scheduler", "cosine_lr", "set learning rates"),
-        ("scheduler", "const_lr", "set learning rates"),
-        ("scheduler", "const_lr_cooldown", "set learning rates"),
-        ("data", "get_data", "read the data"),
-        ("zero_shot", "zero_shot_eval", "validate on ImageNet"),
-    )
-)
-USED_BY_DATA = tuple(Name("open_clip_train.data", name, "hand over data") for name in ("DataInfo", "SharedEpoch"))
+REPLACED = _table("""
+open_clip.factory   CLIP CustomTextCLIP CoCa get_model_config parse_model_name _get_hf_config get_tokenizer HFTokenizer
+open_clip.factory   download_pretrained_from_hf _find_checkpoint_in_dir load_checkpoint load_state_dict
+open_clip.factory   convert_state_dict create_loss
+""")
+REPLACED_IN_4 = _table("open_clip.factory create_task")
+USED = _table("""
+open_clip                                CLIP CustomTextCLIP add_model_config list_models get_input_dtype
+open_clip                                create_model create_model_and_transforms get_pretrained_cfg
+open_clip.CLIP                           lock_image_tower lock_text_tower forward_intermediates set_grad_checkpointing
+open_clip.model                          CLIPVisionCfg CLIPTextCfg _build_vision_tower _build_text_tower
+open_clip.model                          convert_to_custom_text_state_dict
+open_clip.transformer.VisionTransformer  _embeds _pool
+open_clip.transformer.TextTransformer    _embeds _build_additive_mask
+open_clip.timm_model                     TimmModel
+open_clip.modified_resnet                ModifiedResNet
+open_clip.hf_model                       HFTextEncoder
+open_clip.hf_configs                     arch_dict
+open_clip.transform                      PreprocessCfg
+open_clip.pretrained                     _PRETRAINED
+open_clip.tokenizer                      HFTokenizer SimpleTokenizer
+""")
+USED_IN_TRAINING = _table("""
+open_clip_train.params       parse_args
+open_clip_train.logger       setup_logging
+open_clip_train.distributed  world_info_from_env init_distributed_device broadcast_object
+open_clip_train.precision    get_autocast
+open_clip_train.scheduler    cosine_lr const_lr const_lr_cooldown
+open_clip_train.data         get_data DataInfo SharedEpoch
+open_clip_train.zero_shot    zero_shot_eval
+""")
+ATTRIBUTES = _table("""
+ProbabilisticModel      logit_scale logit_bias output_dict context_length visual.image_size
+CLIP                    token_embedding positional_embedding transformer ln_final text_projection attn_mask
+CLIP                    text_pool_type text_eos_id
+TextTransformer         token_embedding positional_embedding transformer ln_final text_projection attn_mask
+TextTransformer         context_length pool_type eos_id pad_id cls_emb
+VisionTransformer       conv1.weight class_embedding positional_embedding ln_pre transformer ln_post proj
+VisionTransformer       pool_type attn_pool
+Transformer             resblocks grad_checkpointing width get_cast_dtype
+ResidualAttentionBlock  attn ln_1 ls_1 ln_2 ls_2 mlp
+TimmModel               trunk.forward_features trunk.forward_head trunk.num_features head
+ModifiedResNet          stem conv1.weight bn1 conv2 bn2 conv3 bn3 layer1 layer2 layer3 layer4
+ModifiedResNet          attnpool.c_proj.in_features
+HFTextEncoder           transformer pooler proj config.pad_token_id
+""")  # by the class of a module or of a base
+PACKAGES = ("open_clip", "pcmepp_openclip")
 
 
 class HostChanged(RunFailed):
@@ -131,14 +80,10 @@ def version() -> str:
     return getattr(open_clip, "__version__", "of unknown version")
 
 
-def cure(wanted: str = f"=={TESTED}") -> str:
-    return f"pip install 'open_clip_torch[training]{wanted}'"
-
-
-def lacking(what: str, why: str) -> str:
+def lacking(what: str) -> str:
     return (
-        f"open_clip_torch {version()} has no {what}, which pcmepp_openclip needs to {why}; it is tested with "
-        f"{TESTED}: run {cure()}"
+        f"open_clip_torch {version()} has no {what}, which pcmepp_openclip needs; it is tested with {TESTED}: run "
+        f"pip install 'open_clip_torch[training]=={TESTED}'"
     )
 
 
@@ -150,11 +95,32 @@ def check_version() -> None:
         numbers = (0, 0)
     if not (3, 3) <= numbers < (5, 0):
         raise ImportError(
-            f"pcmepp_openclip needs open_clip_torch {SUPPORTED}, found {installed}: run {cure(SUPPORTED)}"
+            f"pcmepp_openclip needs open_clip_torch {SUPPORTED}, found {installed}: run "
+            f"pip install 'open_clip_torch[training]{SUPPORTED}'"
         )
 
 
-def check_names(*names: Name) -> None:
+def check_names(names: list[tuple[str, str]]) -> None:
     """Raise ImportError, in one sentence, for the first name that is missing."""
-    for name in names:
-        name.find()
+    for holder, name in names:
+        try:
+            getattr(pkgutil.resolve_name(holder), name)
+        except (ImportError, AttributeError):
+            raise ImportError(lacking(f"{holder}.{name}")) from None
+
+
+def check_attributes(model: Any) -> None:
+    """Raise ImportError for the first attribute of `ATTRIBUTES` that a model or one of its modules lacks."""
+    seen: set[type] = set()
+    for module in model.modules():
+        if type(module) in seen:  # a tower has many blocks of one class
+            continue
+        seen.add(type(module))
+        # timm and transformers have classes of these names too.
+        ours = {kind.__name__ for kind in type(module).__mro__ if kind.__module__.partition(".")[0] in PACKAGES}
+        for kind, path in ATTRIBUTES:
+            try:
+                if kind in ours:
+                    operator.attrgetter(path)(module)
+            except AttributeError:
+                raise ImportError(lacking(f"attribute {path} of a {kind}")) from None

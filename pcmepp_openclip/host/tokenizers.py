@@ -1,7 +1,6 @@
 """The tokenizers of models: their files next to the weights, which must name no code to run, and their ids."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,6 @@ TOKENIZER_FILES = (  # no pattern matches a file of code
     "added_tokens.json",
     "*.model",
 )
-
-
-def hf_tokenizer(stock: Callable, *args: Any, **kwargs: Any) -> Any:
-    """Return an `HFTokenizer` that runs no code of a repo, where the library would ask on the terminal."""
-    return stock(*args, **{"trust_remote_code": False, **kwargs})
 
 
 def disable_prompts() -> None:

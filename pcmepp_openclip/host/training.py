@@ -24,32 +24,19 @@ from . import flags
 from .data import bounded
 from .loss import create_chunked_clip_loss
 from .parallel import DDP, innermost
-from .trainer import (
-    OptimizerCfg,
-    broadcast_object,
-    create_optimizer,
-    get_autocast,
-    get_data,
-    init_distributed_device,
-    schedules,
-    setup_logging,
-    world_info_from_env,
-    zero_shot_eval,
-)
-
-__all__ = ["stock_get_data", "world_info_from_env"]
+from .trainer import SCHEDULES, data, distributed, logger, optim, precision, zero_shot
 
 TRACKERS = ("wandb", "tensorboard")
 SIZES = {"train_sz": "train", "val_sz": "val"}  # the names of the numbers of samples in the record of W&B
 NOT_DECAYED = ("bn", "ln", "bias", "logit_scale")  # open_clip looks for these in the names of parameters too
 
-stock_get_data = get_data
+stock_get_data, world_info_from_env = data.get_data, distributed.world_info_from_env
 
 
 def computing(args: Namespace) -> dict[str, Any]:
     """Return the device, autocast context and dtype of images of a run whose device is set."""
     device = torch.device(args.device)
-    autocast = get_autocast(args.precision, device_type=device.type)
+    autocast = precision.get_autocast(args.precision, device_type=device.type)
     return {"device": device, "autocast": autocast, "dtype": open_clip.get_input_dtype(args.precision)}
 
 
@@ -62,10 +49,10 @@ def set_up(args: Namespace) -> None:
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.backends.cudnn.benchmark = True
         torch.backends.cudnn.deterministic = False
-    init_distributed_device(args)
+    distributed.init_distributed_device(args)
     if args.name is None:
         started = datetime.now().strftime("%Y_%m_%d-%H_%M_%S")
-        started = broadcast_object(args, started) if args.distributed else started
+        started = distributed.broadcast_object(args, started) if args.distributed else started
         model = args.model.replace("/", "-")
         args.name = f"{started}-model_{model}-lr_{args.lr}-b_{args.batch_size}-j_{args.workers}-p_{args.precision}"
     folder = Path(args.logs) / args.name
@@ -80,7 +67,7 @@ def set_up(args: Namespace) -> None:
         if args.tensorboard:
             args.tensorboard_path = str(folder / "tensorboard")
     args.log_level = logging.DEBUG if args.debug else logging.INFO
-    setup_logging(args.log_path, args.log_level)
+    logger.setup_logging(args.log_path, args.log_level)
     redact_logs()
     warn_once_of_a_full_disk()
     _quiet_compiler()
@@ -197,10 +184,10 @@ def build_optimizer(args: Namespace, model: nn.Module) -> tuple[torch.optim.Opti
     Gains, biases and scales have no weight decay; open_clip 4 also excludes the parameters that a tower names.
     """
     optimizer: torch.optim.Optimizer
-    if create_optimizer is not None:
+    if optim is not None:
         flags_of_4 = ("opt", "lr", "beta1", "beta2", "eps", "momentum")
-        cfg = OptimizerCfg(weight_decay=args.wd, **{name: getattr(args, name) for name in flags_of_4})
-        optimizer = create_optimizer(model, cfg)
+        cfg = optim.OptimizerCfg(weight_decay=args.wd, **{name: getattr(args, name) for name in flags_of_4})
+        optimizer = optim.create_optimizer(model, cfg)
     elif args.opt.lower().startswith("timm/"):
         from timm.optim import create_optimizer_v2
 
@@ -232,7 +219,7 @@ def build_schedule(args: Namespace, optimizer: Any, steps_per_epoch: int) -> Cal
     more: tuple = ()
     if args.lr_scheduler == "const-cooldown":
         more = (steps_per_epoch * args.epochs_cooldown, args.lr_cooldown_power, args.lr_cooldown_end)
-    return schedules[args.lr_scheduler](optimizer, args.lr, args.warmup, steps_per_epoch * args.epochs, *more)
+    return SCHEDULES[args.lr_scheduler](optimizer, args.lr, args.warmup, steps_per_epoch * args.epochs, *more)
 
 
 def build_tokenizer(args: Namespace) -> Any:
@@ -280,7 +267,7 @@ def clamp_logit_scale(model: Any) -> None:
     model.logit_scale.clamp_(0, math.log(100))
 
 
-def zero_shot(model: Any, data: dict, epochs: int, args: Namespace, tokenizer: Any) -> dict[str, float]:
+def zero_shot_metrics(model: Any, data: dict, epochs: int, args: Namespace, tokenizer: Any) -> dict[str, float]:
     """Return open_clip's zero-shot metrics on --imagenet-val and --imagenet-v2; none in epochs without evaluation."""
     alone = Namespace(**{**vars(args), "distributed": False})  # `innermost` takes the model out of DDP
-    return zero_shot_eval(innermost(model), data, epochs, alone, tokenizer=tokenizer)
+    return zero_shot.zero_shot_eval(innermost(model), data, epochs, alone, tokenizer=tokenizer)

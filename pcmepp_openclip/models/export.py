@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..host.repos import CONFIG_FILE, WEIGHTS_FILE
 from ..host.tokenizers import OWN_TOKENIZER
-from ..host.towers import config_as_built
+from ..host.towers.config import config_as_built
 from ..system import files
 from .lora import stock_state_dict
 from .pcmepp import ProbabilisticModel

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from ..host.towers import config_in_use
+from ..host.towers.config import config_in_use
 from ..system.tensors import fingerprint
 from .lora import stock_state_dict
 from .pcmepp import ProbabilisticModel, is_gpo_mean, is_pcmepp_parameter

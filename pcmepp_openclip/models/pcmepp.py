@@ -5,17 +5,21 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import open_clip
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import PCMEppCfg
 from ..gaussian import Gaussian
-from ..host import towers as host
+from ..host import towers
+from ..host.seams import check_attributes
+from ..host.towers.base import Tokens
+from ..host.towers.blocks import image_blocks, text_blocks
+from ..host.towers.config import check_towers
+from .batches import CachedTokens, LabelledImages
 from .branch import Branch
-from .cached import CachedTokens
 from .gpo import kept_tokens
-from .labelled import LabelledImages
 from .lora import add_lora
 from .pooled import MEAN, SplitGPOBranch, TopGPOBranch
 from .split import SplitBranch
@@ -89,19 +93,18 @@ class ProbabilisticModel(nn.Module):
         **clip_kwargs: Any,
     ):
         cfg = PCMEppCfg.parse(pcmepp_cfg)
-        host.check_towers(
-            vision_cfg, text_cfg, cfg.heads, cfg.head_layers, isinstance(self, host.CustomTextCLIP), cfg.pool
-        )
+        custom_text = isinstance(self, open_clip.CustomTextCLIP)
+        check_towers(vision_cfg, text_cfg, cfg.heads, cfg.head_layers, custom_text, cfg.pool)
         if cfg.match_logit == "siglip" and clip_kwargs.get("init_logit_bias") is None:
             raise ValueError("pcmepp_cfg.match_logit 'siglip' needs a model with a logit bias: set init_logit_bias.")
         built: dict[str, Any] = {"quick_gelu": quick_gelu, "cast_dtype": cast_dtype}
         super().__init__(embed_dim, vision_cfg, text_cfg, **built, **clip_kwargs)
-        host.check_parts(self)
-        host.fit_image_size(self)
+        check_attributes(self)
+        towers.fit_image_size(self)
         self.pcmepp_cfg, self.embed_dim = cfg, embed_dim
         built["layers"] = cfg.head_layers
-        self.image_branch.build(embed_dim, functools.partial(host.image_blocks, vision_cfg, **built))
-        self.text_branch.build(embed_dim, functools.partial(host.text_blocks, text_cfg, **built))
+        self.image_branch.build(embed_dim, functools.partial(image_blocks, vision_cfg), built)
+        self.text_branch.build(embed_dim, functools.partial(text_blocks, text_cfg), built)
         if cfg.match_logit == "learned":
             self.negative_scale = nn.Parameter(torch.full((1,), float(cfg.init_match_scale)))
         if cfg.match_logit != "siglip":
@@ -110,12 +113,12 @@ class ProbabilisticModel(nn.Module):
     @property
     def image_branch(self) -> Branch:
         cfg = self.pcmepp_cfg
-        return BRANCHES[cfg.image_head, cfg.pool](host.image_tower(self), cfg)
+        return BRANCHES[cfg.image_head, cfg.pool](towers.image_tower(self), cfg)
 
     @property
     def text_branch(self) -> Branch:
         cfg = self.pcmepp_cfg
-        return BRANCHES[cfg.text_head, cfg.pool](host.text_tower(self), cfg)
+        return BRANCHES[cfg.text_head, cfg.pool](towers.text_tower(self), cfg)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ProbabilisticModel":
         """Apply `to`, `half`, `cuda` and the like to every tensor, and keep a few tensors in fp32.
@@ -185,7 +188,7 @@ class ProbabilisticModel(nn.Module):
 
     def _gaussian(self, branch: Branch, batch: Tensor | CachedTokens, token_seed_N: Tensor | None = None) -> Gaussian:
         if isinstance(batch, CachedTokens):
-            tokens = host.Tokens(batch.x_NLC.to(branch.dtype), batch.text_NL)
+            tokens = Tokens(batch.x_NLC.to(branch.dtype), batch.text_NL)
             return Gaussian(batch.mean_ND, branch.logvar(tokens))
         branch.tower.check(batch)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.head_only):
@@ -228,35 +231,24 @@ class ProbabilisticModel(nn.Module):
     ) -> dict[str, Any]:
         """Return open_clip's `forward_intermediates` with `image_logvar` and `text_logvar` beside the final features.
 
-        A branch on top of a tower takes a forward pass of its own.
+        The log-variances take a forward pass of their own.
         """
         padded = text
         if text is not None:
             self.text_branch.tower.check(text)
             padded = F.pad(text, (0, max(0, self.context_length - text.shape[1])))  # open_clip takes full texts only
         stock = super().forward_intermediates  # type: ignore[misc]
-        with _tokens_seen(self.image_branch) as image_seen, _tokens_seen(self.text_branch) as text_seen:
-            out = stock(image, padded, *args, **kwargs)
+        out = stock(image, padded, *args, **kwargs)
         if text is not None:
             out["text_intermediates"] = [x_NLC[:, : text.shape[1]] for x_NLC in out["text_intermediates"]]
-        tokens: dict[str, tuple[Branch, host.Tokens]] = {}
-        if image is not None and "image_features" in out:
-            if not isinstance(self.image_branch, SplitBranch):
-                tokens["image"] = self.image_branch, self.image_branch.tokens(image)
-            elif image_seen:  # it is empty if the tower was to stop early
-                tokens["image"] = self.image_branch, host.Tokens(image_seen[-1])
-        if text is not None and "text_features" in out:
-            if not isinstance(self.text_branch, SplitBranch):
-                tokens["text"] = self.text_branch, self.text_branch.tokens(text)
-            else:
-                cut = self.context_length - text.shape[1]
-                x_NLC = text_seen[-1][:, :-cut] if cut else text_seen[-1]
-                tokens["text"] = self.text_branch, host.Tokens(x_NLC, text)
         bound = inspect.signature(stock).bind(image, padded, *args, **kwargs).arguments
-        for name, (branch, read) in tokens.items():
-            out[f"{name}_logvar"] = branch.logvar(read)
+        for name, branch, batch in (("image", self.image_branch, image), ("text", self.text_branch, text)):
+            if batch is None or f"{name}_features" not in out:
+                continue
+            tokens = branch.tokens(batch)
+            out[f"{name}_logvar"] = branch.logvar(tokens)
             if self.pcmepp_cfg.pool == "gpo":  # open_clip has returned the output of its own pooling
-                mean_ND = branch.mean(read)
+                mean_ND = branch.mean(tokens)
                 out[f"{name}_features"] = F.normalize(mean_ND, dim=-1) if bound.get("normalize", True) else mean_ND
         return out
 
@@ -347,11 +339,11 @@ class ProbabilisticModel(nn.Module):
         return self.text_branch.tower.lengths(text_NL)
 
 
-class PCMEppCLIP(ProbabilisticModel, host.CLIP):
+class PCMEppCLIP(ProbabilisticModel, open_clip.CLIP):
     """A CLIP whose encoders map an image or a text to a Gaussian (PCME++, ICLR 2024), see `ProbabilisticModel`."""
 
 
-class PCMEppCustomTextCLIP(ProbabilisticModel, host.CustomTextCLIP):
+class PCMEppCustomTextCLIP(ProbabilisticModel, open_clip.CustomTextCLIP):
     """A probabilistic CLIP whose text tower is a module of its own, such as SigLIP's or a Hugging Face model."""
 
 
@@ -363,8 +355,3 @@ def is_pcmepp_parameter(name: str) -> bool:
 def is_gpo_mean(name: str) -> bool:
     """Return whether a tensor of that name belongs to the pooling of the means by GPO."""
     return f"{MEAN}." in name
-
-
-def _tokens_seen(branch: Branch) -> Any:
-    """Return the tokens that a branch reads, while open_clip's own code runs the tower."""
-    return host.outputs_of(branch.last_shared if isinstance(branch, SplitBranch) else nn.Identity())

@@ -14,18 +14,18 @@ Images count with all of their tokens, the class token too, and texts with those
 tower reads its padding too (see `Tower.valid`).
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ..host.towers import Stack, Tokens, set_recompute
+from ..host.towers.base import Tokens
+from ..host.towers.blocks import plain_blocks, run_blocks
 from .branch import Branch
 from .gpo import TokenPool
-from .split import BLOCKS, SplitBranch, run_blocks
-from .top import HEAD, TopBranch, attention_heads
+from .split import SplitBranch
+from .top import TopBranch, attention_heads
 
 MEAN, LOGVAR = "gpo_mean", "uncertainty_gpo"  # the tower's attributes for the two poolings
 
@@ -33,31 +33,23 @@ MEAN, LOGVAR = "gpo_mean", "uncertainty_gpo"  # the tower's attributes for the t
 class GPOBranch(Branch):
     """The common part of the branches at both places."""
 
-    attribute: str  # the tower's attribute for the blocks of the branch
-
-    def build_pools(self, embed_dim: int) -> None:
+    def build(self, embed_dim: int, new_blocks: Any, built: dict) -> None:
+        holder, width = self.tower.holder, self.tower.width
+        setattr(holder, self.attribute, new_blocks(**built))
         self.tower.drop_pooling()
-        setattr(self.tower.holder, MEAN, TokenPool(self.tower.width, embed_dim, 0.0))
-        setattr(self.tower.holder, LOGVAR, TokenPool(self.tower.width, embed_dim, self.cfg.init_logvar_bias))
+        setattr(holder, MEAN, TokenPool(width, embed_dim, 0.0))
+        setattr(holder, LOGVAR, TokenPool(width, embed_dim, self.cfg.init_logvar_bias))
 
     @property
     def modules(self) -> list[nn.Module]:
-        return [self._transformer, getattr(self.tower.holder, LOGVAR)]
+        return [self.body, getattr(self.tower.holder, LOGVAR)]
 
     @property
     def bias(self) -> nn.Parameter | None:
         return getattr(self.tower.holder, LOGVAR).bias
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._transformer.get_cast_dtype()
-
     def set_recompute(self, enable: bool) -> None:
-        set_recompute(self._transformer, enable)
-
-    @property
-    def _transformer(self) -> Any:
-        return getattr(self.tower.holder, self.attribute)
+        self.body.grad_checkpointing = enable
 
     def pool(self, name: str, x_NLC: Tensor, tokens: Tokens) -> Tensor:
         """Return the mean or the log-variance, [N, D], fp32, pooled from the tokens of a last block.
@@ -69,7 +61,7 @@ class GPOBranch(Branch):
         pool, valid_NL = getattr(self.tower.holder, name), self.tower.valid(tokens)
         if tokens.kept_NL is not None:
             valid_NL = tokens.kept_NL if valid_NL is None else valid_NL & tokens.kept_NL
-        if Stack.of(self._transformer).recompute:  # the order of all tokens in all channels is large
+        if self.body.grad_checkpointing:  # the order of all tokens in all channels is large
             return checkpoint(pool, x_NLC, valid_NL, use_reentrant=False)
         return pool(x_NLC, valid_NL)
 
@@ -77,31 +69,22 @@ class GPOBranch(Branch):
 class SplitGPOBranch(GPOBranch, SplitBranch):
     """A branch with GPO that leaves the tower before its last blocks."""
 
-    attribute = BLOCKS
-
-    def build(self, embed_dim: int, new_blocks: Callable[..., Any]) -> None:
-        setattr(self.tower.holder, BLOCKS, new_blocks())
-        self.build_pools(embed_dim)
-
     def mean(self, tokens: Tokens) -> Tensor:
         tower = self.tower
-        x_NLC = run_blocks(tower.stack(start=-self.cfg.head_layers), tokens.x_NLC, tower.mask(tokens))
+        x_NLC = run_blocks(tower.transformer, tokens.x_NLC, tower.mask(tokens), start=-self.cfg.head_layers)
         return self.pool(MEAN, tower.normed(x_NLC), tokens)
 
     def logvar(self, tokens: Tokens) -> Tensor:
-        x_NLC = run_blocks(Stack.of(self._transformer), tokens.x_NLC, self.tower.mask(tokens))
+        x_NLC = run_blocks(self.body, tokens.x_NLC, self.tower.mask(tokens))
         return self.pool(LOGVAR, x_NLC, tokens)
 
 
 class TopGPOBranch(GPOBranch, TopBranch):
     """A branch with GPO that reads the tokens which the tower would pool. Its blocks are open_clip's plain ones."""
 
-    attribute = HEAD
-
-    def build(self, embed_dim: int, new_blocks: Callable[..., Any]) -> None:
+    def build(self, embed_dim: int, new_blocks: Any, built: dict) -> None:
         width = self.tower.width
-        setattr(self.tower.holder, HEAD, new_blocks(size=(width, attention_heads(width))))
-        self.build_pools(embed_dim)
+        super().build(embed_dim, plain_blocks, {**built, "width": width, "heads": attention_heads(width)})
 
     def mean(self, tokens: Tokens) -> Tensor:
         return self.pool(MEAN, self.tower.normed(tokens.x_NLC), tokens)
@@ -113,4 +96,4 @@ class TopGPOBranch(GPOBranch, TopBranch):
             hidden_NL = torch.zeros_like(valid_NL, dtype=x_NLC.dtype).masked_fill_(~valid_NL, -1e4)  # fits 16 bit
             heads, length = attention_heads(self.tower.width), x_NLC.shape[1]
             mask = hidden_NL.repeat_interleave(heads, dim=0)[:, None].expand(-1, length, -1)  # [N * H, L, L]
-        return self.pool(LOGVAR, run_blocks(Stack.of(self._transformer), x_NLC, mask), tokens)
+        return self.pool(LOGVAR, run_blocks(self.body, x_NLC, mask), tokens)

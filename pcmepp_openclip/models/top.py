@@ -1,58 +1,42 @@
 """The log-variance branch on top of a tower: a small head on the tokens, or the feature map, that the tower pools.
 
 A learned query attends to the tokens, in `head_layers` blocks of attention and MLP for this one query, and is projected
-to the log-variances. Attention of a single query needs no keys and values (see `attention`), so that the head takes
+to the log-variances. Attention of a single query needs no keys and values (see
+`attend`), so that the head takes
 less than 1 % of the compute of a tower, whatever the tower is.
 
     tower up to its pooling -+-> its own pooling, projection                -> mean
                              +-> query blocks over all tokens -> projection -> logvar
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..host.towers import Tokens
-from .branch import Branch, attend, logvar_of, new_bias, new_projection
+from ..host.towers.base import Tokens
+from ..host.towers.blocks import attend
+from .branch import Branch, logvar_of, new_bias, new_projection
 
-HEAD = "uncertainty_head"  # the tower's attribute for the head
 HEAD_WIDTH = 64  # the width of an attention head, if the model's width allows it
 
 
 class TopBranch(Branch):
     """The log-variance branch that is a small head on the tokens which the tower pools."""
 
-    def build(self, embed_dim: int, new_blocks: Callable[[], Any]) -> None:
+    attribute = "uncertainty_head"
+
+    def build(self, embed_dim: int, new_blocks: Any, built: dict) -> None:
         head = TokenHead(self.tower.width, embed_dim, self.cfg.head_layers, self.cfg.init_logvar_bias)
-        setattr(self.tower.holder, HEAD, head)
-
-    @property
-    def head(self) -> "TokenHead":
-        return getattr(self.tower.holder, HEAD)
-
-    @property
-    def modules(self) -> list[nn.Module]:
-        return [self.head]
+        setattr(self.tower.holder, self.attribute, head)
 
     @property
     def bias(self) -> nn.Parameter | None:
-        return self.head.bias
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.head.dtype
-
-    def tokens(self, batch: Tensor) -> Tokens:
-        return self.tower.tokens(batch)
-
-    def mean(self, tokens: Tokens) -> Tensor:
-        return self.tower.mean(tokens)
+        return self.body.bias
 
     def logvar(self, tokens: Tokens) -> Tensor:
-        return self.head(tokens.x_NLC, self.tower.valid(tokens))
+        return self.body(tokens.x_NLC, self.tower.valid(tokens))
 
 
 class TokenHead(nn.Module):
@@ -73,8 +57,8 @@ class TokenHead(nn.Module):
         self.proj = new_projection(embed_dim, embed_dim)
         self.bias = new_bias(init_logvar_bias, embed_dim)
 
-    @property
-    def dtype(self) -> torch.dtype:
+    def get_cast_dtype(self) -> torch.dtype:
+        """Return the dtype that the blocks compute in, as transformers of open_clip do."""
         first = self.blocks[0]
         assert isinstance(first, QueryBlock)
         return first.key.weight.dtype
@@ -85,11 +69,12 @@ class TokenHead(nn.Module):
         Arguments:
             valid_NL: which tokens count, or None for all.
         """
-        x_NLC = self.ln_tokens(x_NLC, self.dtype)
+        dtype = self.get_cast_dtype()
+        x_NLC = self.ln_tokens(x_NLC, dtype)
         mask_NL = None
         if valid_NL is not None:
             mask_NL = torch.zeros_like(valid_NL, dtype=torch.float32).masked_fill_(~valid_NL, -1e4)  # fits 16 bit
-        query_ND = self.query.to(self.dtype).expand(x_NLC.shape[0], -1)
+        query_ND = self.query.to(dtype).expand(x_NLC.shape[0], -1)
         for block in self.blocks:
             query_ND = block(query_ND, x_NLC, mask_NL)
         return logvar_of(query_ND, self.proj, self.bias)

@@ -19,7 +19,7 @@ from ..data.mixup import MODES, Mixing, mix_images
 from ..data.plan import seed_for
 from ..data.size_augment import TokenIds, augment_captions, cut_captions
 from ..losses.terms import loss_weights, without_labels
-from ..models.labelled import LabelledImages
+from ..models.batches import LabelledImages
 from ..system.flags import Flag, number
 from ..system.text import flag_of
 

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..models.cached import CachedTokens
+from ..models.batches import CachedTokens
 from ..models.pcmepp import ProbabilisticModel
 from ..runs import rng
 

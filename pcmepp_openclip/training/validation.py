@@ -112,7 +112,7 @@ def evaluate(
     Arguments:
         batches: makes an iterator of a loader's batches.
     """
-    metrics: dict[str, Any] = host.zero_shot(model, data, epochs, args, tokenizer)
+    metrics: dict[str, Any] = host.zero_shot_metrics(model, data, epochs, args, tokenizer)
     due = args.val_frequency and (epochs % args.val_frequency == 0 or epochs == args.epochs)
     if "val" not in data or not due:
         return metrics, {}

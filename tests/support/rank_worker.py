@@ -14,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 import pcmepp_openclip as pp
 from pcmepp_openclip.host.parallel import DDP
 from pcmepp_openclip.losses import TermSettings
-from pcmepp_openclip.models.labelled import LabelledImages
+from pcmepp_openclip.models.batches import LabelledImages
 from pcmepp_openclip.training.loop import compute_gradients, features_of
 
 BATCH = 48

@@ -7,78 +7,32 @@
 A new kind needs a subclass of `Tower` in a file of its own and one line below.
 """
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
-import open_clip
-from torch import Tensor, nn
-
-from .base import AVERAGE, Average, SplitTower, Tokens, Tower, check_attributes
-from .blocks import BlockParts, Stack, image_blocks, pair, parts_of, set_recompute, text_blocks
-from .config import check_towers, config_as_built, config_in_use, default_heads, text_may_be_cut
+from .base import Tower
 from .huggingface import HuggingFaceTower
 from .resnet import ResNetTower
 from .text import ClipTextTower, CustomTextTower
 from .timm import TimmTower, set_image_size, take_size_of
 from .vit import VisionTransformerTower
 
-__all__ = [
-    "AVERAGE",
-    "CLIP",
-    "IMAGE_TOWERS",
-    "MODEL_PARTS",
-    "TEXT_TOWERS",
-    "Average",
-    "BlockParts",
-    "CustomTextCLIP",
-    "SplitTower",
-    "Stack",
-    "Tokens",
-    "Tower",
-    "check_parts",
-    "check_towers",
-    "config_as_built",
-    "config_in_use",
-    "default_heads",
-    "fit_image_size",
-    "image_blocks",
-    "image_tower",
-    "outputs_of",
-    "pair",
-    "parts_of",
-    "set_recompute",
-    "text_blocks",
-    "text_may_be_cut",
-    "text_tower",
-]
-
-CLIP = open_clip.CLIP
-CustomTextCLIP = open_clip.CustomTextCLIP
-
-IMAGE_TOWERS: tuple[type[Tower], ...] = (VisionTransformerTower, TimmTower, ResNetTower)
-TEXT_TOWERS: tuple[type[Tower], ...] = (ClipTextTower, CustomTextTower, HuggingFaceTower)
-MODEL_PARTS = ("logit_scale", "logit_bias", "output_dict", "context_length")  # every model has these attributes
+IMAGE_TOWERS = (VisionTransformerTower, TimmTower, ResNetTower)
+TEXT_TOWERS = (ClipTextTower, CustomTextTower, HuggingFaceTower)
 
 
 def image_tower(model: Any) -> Tower:
-    return _first_that_fits(IMAGE_TOWERS, model)
+    return _first_that_fits(IMAGE_TOWERS, model, model.visual)
 
 
 def text_tower(model: Any) -> Tower:
-    return _first_that_fits(TEXT_TOWERS, model)
+    return _first_that_fits(TEXT_TOWERS, model, getattr(model, "text", model))
 
 
-def _first_that_fits(towers: tuple[type[Tower], ...], model: Any) -> Tower:
+def _first_that_fits(towers: Any, model: Any, module: Any) -> Tower:
     for tower in towers:
         if tower.fits(model):
             return tower(model)
-    raise ValueError(f"A PCME++ model cannot be made of this tower: {type(model.visual).__name__}.")
-
-
-def check_parts(model: Any) -> None:
-    """Raise ImportError, with the cure, if open_clip's model lacks an attribute that a PCME++ model needs."""
-    check_attributes(model, (*MODEL_PARTS, *image_tower(model).parts, *text_tower(model).parts))
+    raise ValueError(f"A PCME++ model cannot be made of this tower: {type(module).__name__}.")
 
 
 def fit_image_size(model: Any, state_dict: dict | None = None) -> None:
@@ -89,14 +43,3 @@ def fit_image_size(model: Any, state_dict: dict | None = None) -> None:
         set_image_size(model.visual)
     else:
         take_size_of(model.visual, state_dict)
-
-
-@contextlib.contextmanager
-def outputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect the outputs of `module` while the context lasts, for methods of open_clip that do not return them."""
-    seen: list[Tensor] = []
-    handle = module.register_forward_hook(lambda _module, _args, output: seen.append(output))
-    try:
-        yield seen
-    finally:
-        handle.remove()

@@ -11,8 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .. import seams
-from .blocks import Stack, pair
+from .blocks import Average, pair
 
 
 class Tokens(NamedTuple):
@@ -35,25 +34,22 @@ class Tower:
     """A tower of an open_clip model. A subclass is a kind of tower and knows its attributes.
 
     Arguments:
-        model: an open_clip model with such a tower.
+        holder: the module of the tower, to which the tensors of the log-variance branch are added. A kind of tower is
+            made from the model and takes it from there.
     """
 
-    parts: ClassVar[tuple[str, ...]] = ()  # paths of the attributes of the model that are used
     # These attributes of the holder are all of the tower but its projection and pooling.
     backbone: ClassVar[tuple[str, ...]] = ()
     pooling: ClassVar[tuple[str, ...]] = ()  # prefixes of the tensors that `drop_pooling` removes
+    pad_id: int  # the token id of the padding of texts
+    may_be_cut = False  # whether a text without its padding has the same result
 
-    def __init__(self, model: Any):
-        self.model = model
+    def __init__(self, holder: Any):
+        self.holder = holder
 
     @staticmethod
     def fits(model: Any) -> bool:
         """Return whether the model has a tower of this kind."""
-        raise NotImplementedError
-
-    @property
-    def holder(self) -> Any:
-        """Return the module to which the tensors of the log-variance branch are added."""
         raise NotImplementedError
 
     @property
@@ -90,6 +86,10 @@ class Tower:
         """Return which tokens count as booleans [N, L], or None for all."""
         return None
 
+    def lengths(self, text_NL: Tensor) -> Tensor:
+        """Return [N], the number of first tokens of each text on which its log-variance can depend."""
+        raise NotImplementedError
+
     # These methods are for a model that pools the tokens itself.
 
     def drop_pooling(self) -> None:
@@ -104,43 +104,35 @@ class Tower:
         """Return a context in which open_clip's `lock_image_tower` finds every attribute that it needs."""
         return contextlib.nullcontext()
 
-    # Only text towers have these.
-
-    @property
-    def pad_id(self) -> int:
-        """Return the token id of the padding."""
-        raise NotImplementedError
-
-    @property
-    def may_be_cut(self) -> bool:
-        """Return whether a text without its padding has the same result."""
-        raise NotImplementedError
-
-    def lengths(self, text_NL: Tensor) -> Tensor:
-        """Return [N], the number of first tokens of each text on which its log-variance can depend."""
-        raise NotImplementedError
-
 
 class ImageTower(Tower):
     """An image tower, which every model has as `visual`."""
 
-    @property
-    def holder(self) -> Any:
-        return self.model.visual
+    def __init__(self, model: Any):
+        super().__init__(model.visual)
 
     @property
     def size(self) -> tuple[int, int] | None:
         """Return height and width of the images that the tower takes, or None for any."""
-        height, width = pair(self.model.visual.image_size)
+        height, width = pair(self.holder.image_size)
         return height, width
 
     @property
     def dtype(self) -> torch.dtype:
         """Return the dtype of the images that the tower takes."""
-        return self.model.visual.conv1.weight.dtype
+        return self.holder.conv1.weight.dtype
 
     def check(self, batch: Any) -> None:
-        check_image(batch, self.size, self.dtype)
+        if not isinstance(batch, Tensor):
+            raise ValueError(f"An image batch must be a tensor (use the model's preprocessing), not {type(batch)}.")
+        size, dtype = self.size, self.dtype
+        if batch.ndim != 4 or batch.shape[1] != 3 or (size and tuple(batch.shape[2:]) != size):
+            expected = ", ".join(map(str, size or ("height", "width")))
+            raise ValueError(f"An image batch must be [N, 3, {expected}], not {list(batch.shape)}.")
+        if not batch.is_floating_point():
+            raise ValueError(f"An image batch must be of floats (use the model's preprocessing), not {batch.dtype}.")
+        if batch.dtype != dtype and not torch.is_autocast_enabled(batch.device.type):
+            raise ValueError(f"The image batch is {batch.dtype} but the model is {dtype}: cast one of them.")
 
 
 class SplitTower(Tower):
@@ -148,19 +140,19 @@ class SplitTower(Tower):
 
     projection: ClassVar[str]  # the holder's attribute for the branch's projection, [C, D]
     bias: ClassVar[str]  # the holder's attribute for the branch's bias, [D]
-    pools_one_token: bool  # True if the mean depends on a single token of the last block
+
+    @property
+    def pools_one_token(self) -> bool:
+        """Return whether the mean depends on a single token of the last block."""
+        return True
 
     @property
     def transformer(self) -> Any:
-        raise NotImplementedError
-
-    def stack(self, start: int | None = None, stop: int | None = None) -> Stack:
-        """Return the blocks `start` to `stop`."""
-        return Stack.of(self.transformer, start, stop)
+        return self.holder.transformer
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
-        return self.stack().blocks
+        return self.transformer.resblocks
 
     @property
     def width(self) -> int:
@@ -174,7 +166,7 @@ class SplitTower(Tower):
         """Return the additive attention mask, [L, L] or [N * H, L, L], or None where every token sees all others."""
         return None
 
-    def token(self, tokens: Tokens) -> "Tensor | Average | None":
+    def token(self, tokens: Tokens) -> Tensor | Average | None:
         """Return [N], the index of the token that stands for each sample; None if it is the first; or `AVERAGE`."""
         raise NotImplementedError
 
@@ -185,31 +177,6 @@ class SplitTower(Tower):
     def tokens(self, batch: Tensor) -> Tokens:
         embedded = self.embed(batch)
         return embedded._replace(x_NLC=self.transformer(embedded.x_NLC, attn_mask=self.mask(embedded)))
-
-
-class Average:
-    """The type of `AVERAGE`, which stands for the mean of all tokens but the class token, the first."""
-
-
-AVERAGE = Average()
-
-
-def check_image(image: Any, size: tuple[int, int] | None, dtype: torch.dtype) -> None:
-    """Raise ValueError unless `image` is a batch of images that fits.
-
-    Arguments:
-        size: height and width, or None where the tower takes any.
-        dtype: the dtype of the model.
-    """
-    if not isinstance(image, Tensor):
-        raise ValueError(f"An image batch must be a tensor (use the model's preprocessing), not {type(image)}.")
-    expected = (3, *size) if size else (3, "height", "width")
-    if image.ndim != 4 or image.shape[1] != 3 or (size and tuple(image.shape[2:]) != size):
-        raise ValueError(f"An image batch must be [N, {', '.join(map(str, expected))}], not {list(image.shape)}.")
-    if not image.is_floating_point():
-        raise ValueError(f"An image batch must be of floats (use the model's preprocessing), not {image.dtype}.")
-    if image.dtype != dtype and not torch.is_autocast_enabled(image.device.type):
-        raise ValueError(f"The image batch is {image.dtype} but the model is {dtype}: cast one of them.")
 
 
 def check_text(text: Any, length: int | None) -> None:
@@ -225,14 +192,3 @@ def check_text(text: Any, length: int | None) -> None:
         raise ValueError(f"A text batch must be token ids [N, L]{limit}, not {list(text.shape)}.")
     if text.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"A text batch must be of int32 or int64 token ids (use the tokenizer), not {text.dtype}.")
-
-
-def check_attributes(model: nn.Module, names: tuple[str, ...]) -> None:
-    """Raise ImportError, with the cure, if an open_clip model lacks an attribute that a PCME++ model needs."""
-    for name in names:
-        part: Any = model
-        for attribute in name.split("."):
-            try:
-                part = part[0] if attribute == "0" else getattr(part, attribute)
-            except AttributeError:
-                raise ImportError(seams.lacking(f"attribute {name} of a CLIP", "encode images and texts")) from None

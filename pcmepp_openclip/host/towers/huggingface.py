@@ -12,9 +12,11 @@ from .base import Tokens, Tower, check_text
 
 
 class HuggingFaceTower(Tower):
-    """A text tower from transformers. Its tokens are the last hidden state; those of the padding do not count."""
+    """A text tower from transformers. Its tokens are the last hidden state; those of the padding do not count.
 
-    parts = ("text.transformer", "text.pooler", "text.proj", "text.config.pad_token_id")
+    Texts are not cut: results would be equal up to rounding, but the tower is called as open_clip calls it.
+    """
+
     backbone = ("transformer",)
     pooling = ("text.proj.", "text.transformer.pooler.")
 
@@ -22,46 +24,38 @@ class HuggingFaceTower(Tower):
     def fits(model: Any) -> bool:
         return isinstance(getattr(model, "text", None), HFTextEncoder)
 
-    @property
-    def holder(self) -> Any:
-        return self.model.text
+    def __init__(self, model: Any):
+        super().__init__(model.text)
+        self.pad_id = model.text.config.pad_token_id
 
     @property
     def width(self) -> int:
-        config = self.model.text.config
+        config = self.holder.config
         return getattr(config, "d_model", None) or config.hidden_size
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
         """Return the blocks by the name of their attribute that open_clip knows for locking layers."""
-        transformer, kind = self.model.text.transformer, self.model.text.config.model_type
+        transformer, kind = self.holder.transformer, self.holder.config.model_type
         name = arch_dict.get(kind, {}).get("config_names", {}).get("layer_attr", "")
         blocks = getattr(getattr(transformer, "encoder", transformer), name, ())
         return list(blocks) if isinstance(blocks, nn.ModuleList) else ()
-
-    @property
-    def pad_id(self) -> int:
-        return self.model.text.config.pad_token_id
-
-    @property
-    def may_be_cut(self) -> bool:
-        return False  # results would be equal up to rounding, but the tower is called as open_clip calls it
 
     def check(self, batch: Any) -> None:
         check_text(batch, None)
 
     def tokens(self, batch: Tensor) -> Tokens:
         mask_NL = (batch != self.pad_id).long()
-        output = self.model.text.transformer(input_ids=batch, attention_mask=mask_NL)
+        output = self.holder.transformer(input_ids=batch, attention_mask=mask_NL)
         return Tokens(output.last_hidden_state, batch, output)
 
     def mean(self, tokens: Tokens) -> Tensor:
-        text = self.model.text
+        text = self.holder
         assert tokens.text_NL is not None
         return text.proj(text.pooler(tokens.features, (tokens.text_NL != self.pad_id).long()))
 
     def drop_pooling(self) -> None:
-        text = self.model.text
+        text = self.holder
         text.proj = nn.Identity()
         if getattr(text.transformer, "pooler", None) is not None:
             text.transformer.pooler = None

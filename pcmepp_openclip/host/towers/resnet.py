@@ -17,11 +17,6 @@ class ResNetTower(ImageTower):
         *("conv1", "bn1", "conv2", "bn2", "conv3", "bn3"),
         *("layer1", "layer2", "layer3", "layer4"),
     )
-    parts = (
-        "visual.stem",
-        *("visual.attnpool.c_proj.in_features", "visual.image_size", "visual.conv1.weight"),
-        *(f"visual.{name}" for name in backbone),
-    )
 
     @staticmethod
     def fits(model: Any) -> bool:
@@ -29,10 +24,10 @@ class ResNetTower(ImageTower):
 
     @property
     def width(self) -> int:
-        return self.model.visual.attnpool.c_proj.in_features
+        return self.holder.attnpool.c_proj.in_features
 
     def tokens(self, batch: Tensor) -> Tokens:
-        visual = self.model.visual
+        visual = self.holder
         features = visual.stem(batch)
         for layer in (visual.layer1, visual.layer2, visual.layer3, visual.layer4):
             features = layer(features)
@@ -42,4 +37,4 @@ class ResNetTower(ImageTower):
         raise ValueError(RESNET_HAS_NO_TOKENS)
 
     def mean(self, tokens: Tokens) -> Tensor:
-        return self.model.visual.attnpool(tokens.features)
+        return self.holder.attnpool(tokens.features)

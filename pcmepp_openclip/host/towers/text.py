@@ -7,13 +7,7 @@ from open_clip.transformer import TextTransformer
 from torch import Tensor, nn
 
 from .base import SplitTower, Tokens, check_text
-from .blocks import PARTS
-
-_TEXT_PARTS = (
-    *("transformer.resblocks", "transformer.grad_checkpointing", "transformer.width", "transformer.get_cast_dtype"),
-    *("token_embedding", "positional_embedding", "ln_final", "text_projection", "attn_mask", "context_length"),
-    *(f"transformer.resblocks.0.{part}" for part in PARTS),
-)
+from .blocks import pick
 
 
 class TextTransformerTower(SplitTower):
@@ -21,26 +15,11 @@ class TextTransformerTower(SplitTower):
 
     projection, bias = "uncertainty_text_projection", "uncertainty_text_bias"
     backbone: ClassVar[tuple[str, ...]] = ("token_embedding", "positional_embedding", "transformer", "ln_final")
-    pools_one_token = True
+    pool_type: str
+    eos_id: int
 
     @property
-    def transformer(self) -> Any:
-        return self.holder.transformer
-
-    @property
-    def pool_type(self) -> str:
-        raise NotImplementedError
-
-    @property
-    def eos_id(self) -> int:
-        raise NotImplementedError
-
-    @property
-    def pad_id(self) -> int:
-        return 0
-
-    @property
-    def may_be_cut(self) -> bool:
+    def may_be_cut(self) -> bool:  # type: ignore[override]
         """Return whether padding changes nothing: no token sees later ones, and the last one is not pooled."""
         return self.holder.attn_mask is not None and self.pool_type != "last"
 
@@ -98,69 +77,45 @@ class TextTransformerTower(SplitTower):
         return self.holder.ln_final(x_NLC)
 
     def mean(self, tokens: Tokens) -> Tensor:
-        x_NLC, token_N = tokens.x_NLC, self.token(tokens)
-        if token_N is None:
-            return self.pool(x_NLC[:, :1])
-        return self.pool(x_NLC[torch.arange(x_NLC.shape[0], device=x_NLC.device), token_N].unsqueeze(1))
+        return self.pool(pick(tokens.x_NLC, self.token(tokens)))
 
 
 class ClipTextTower(TextTransformerTower):
     """The text tower of a CLIP, whose parts are attributes of the model itself."""
 
-    parts = (*_TEXT_PARTS, "text_pool_type", "text_eos_id")
     pooling = ("text_projection",)
+
+    def __init__(self, model: Any):
+        super().__init__(model)
+        self.pool_type, self.eos_id, self.pad_id = model.text_pool_type, model.text_eos_id, 0
 
     @staticmethod
     def fits(model: Any) -> bool:
         return not hasattr(model, "text")
 
-    @property
-    def holder(self) -> Any:
-        return self.model
-
-    @property
-    def pool_type(self) -> str:
-        return self.model.text_pool_type
-
-    @property
-    def eos_id(self) -> int:
-        return self.model.text_eos_id
-
 
 class CustomTextTower(TextTransformerTower):
     """The text tower of a CustomTextCLIP. With `embed_cls` an additional token is appended and pooled."""
 
-    parts = tuple(f"text.{part}" for part in (*_TEXT_PARTS, "pool_type", "eos_id", "pad_id", "cls_emb"))
     backbone = (*TextTransformerTower.backbone, "cls_emb")
     pooling = ("text.text_projection",)
+
+    def __init__(self, model: Any):
+        text = model.text
+        super().__init__(text)
+        self.pool_type, self.eos_id, self.pad_id = text.pool_type, text.eos_id, text.pad_id
+        if text.cls_emb is not None:
+            self.pool_type = "last"
 
     @staticmethod
     def fits(model: Any) -> bool:
         return isinstance(getattr(model, "text", None), TextTransformer)
 
-    @property
-    def holder(self) -> Any:
-        return self.model.text
-
-    @property
-    def pool_type(self) -> str:
-        return "last" if self.model.text.cls_emb is not None else self.model.text.pool_type
-
-    @property
-    def eos_id(self) -> int:
-        return self.model.text.eos_id
-
-    @property
-    def pad_id(self) -> int:
-        return self.model.text.pad_id
-
     def embed(self, batch: Tensor) -> Tokens:
-        if self.model.text.cls_emb is None:
-            return super().embed(batch)
-        return Tokens(self.model.text._embeds(batch)[0], batch)
+        return super().embed(batch) if self.holder.cls_emb is None else Tokens(self.holder._embeds(batch)[0], batch)
 
     def mask(self, tokens: Tokens) -> Tensor | None:
-        text = self.model.text
+        text = self.holder
         if text.cls_emb is None:
             return super().mask(tokens)
         assert tokens.text_NL is not None

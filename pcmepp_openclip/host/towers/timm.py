@@ -13,10 +13,6 @@ from .base import ImageTower, Tokens
 class TimmTower(ImageTower):
     """An image tower from timm. Its tokens are the flattened last feature map, or the tokens that the trunk pools."""
 
-    parts = (
-        *("visual.trunk.forward_features", "visual.trunk.forward_head", "visual.trunk.num_features"),
-        *("visual.head", "visual.image_size"),
-    )
     backbone = ("trunk",)
     pooling = ("visual.head.", *(f"visual.trunk.{part}." for part in ("head", "attn_pool", "fc_norm")))
 
@@ -26,12 +22,12 @@ class TimmTower(ImageTower):
 
     @property
     def width(self) -> int:
-        return self.model.visual.trunk.num_features
+        return self.holder.trunk.num_features
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
         """Return the blocks of a transformer; other trunks have stages, under many names."""
-        blocks = getattr(self.model.visual.trunk, "blocks", ())
+        blocks = getattr(self.holder.trunk, "blocks", ())
         return list(blocks) if isinstance(blocks, (nn.Sequential, nn.ModuleList)) else ()
 
     @property
@@ -40,19 +36,19 @@ class TimmTower(ImageTower):
 
     @property
     def dtype(self) -> torch.dtype:
-        return next(self.model.visual.trunk.parameters()).dtype
+        return next(self.holder.trunk.parameters()).dtype
 
     def tokens(self, batch: Tensor) -> Tokens:
-        trunk = self.model.visual.trunk
+        trunk = self.holder.trunk
         features = trunk.forward_features(batch)
         return Tokens(_flatten(features, getattr(trunk, "output_fmt", "NCHW")), features=features)
 
     def mean(self, tokens: Tokens) -> Tensor:
-        visual = self.model.visual
+        visual = self.holder
         return visual.head(visual.trunk.forward_head(tokens.features))
 
     def drop_pooling(self) -> None:
-        visual = self.model.visual
+        visual = self.holder
         if not has_tokens(visual):
             raise ValueError(
                 f"pcmepp_cfg.pool 'gpo' needs a tower with tokens, and {type(visual.trunk).__name__} of timm has none: "

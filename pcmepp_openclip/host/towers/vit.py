@@ -8,8 +8,8 @@ import torch
 from open_clip.transformer import VisionTransformer
 from torch import Tensor, nn
 
-from .base import AVERAGE, Average, ImageTower, SplitTower, Tokens
-from .blocks import PARTS
+from .base import ImageTower, SplitTower, Tokens
+from .blocks import AVERAGE, Average
 
 
 class VisionTransformerTower(ImageTower, SplitTower):
@@ -21,34 +21,23 @@ class VisionTransformerTower(ImageTower, SplitTower):
         *("transformer", "attn_pool", "ln_post"),
     )
     pooling = ("visual.proj", "visual.ln_post.", "visual.attn_pool.")
-    parts = (
-        *("visual.transformer.resblocks", "visual.transformer.grad_checkpointing", "visual.transformer.width"),
-        *("visual.proj", "visual.image_size", "visual.conv1.weight"),
-        *("visual.pool_type", "visual.attn_pool", "visual.ln_pre", "visual.ln_post"),
-        *("visual.class_embedding", "visual.positional_embedding"),
-        *(f"visual.transformer.resblocks.0.{part}" for part in PARTS),
-    )
 
     @staticmethod
     def fits(model: Any) -> bool:
         return isinstance(model.visual, VisionTransformer)
 
     @property
-    def transformer(self) -> Any:
-        return self.model.visual.transformer
-
-    @property
-    def pools_one_token(self) -> bool:  # type: ignore[override]
-        return self.model.visual.pool_type == "tok" and self.model.visual.attn_pool is None
+    def pools_one_token(self) -> bool:
+        return self.holder.pool_type == "tok" and self.holder.attn_pool is None
 
     def embed(self, batch: Tensor) -> Tokens:
-        return Tokens(self.model.visual._embeds(batch))
+        return Tokens(self.holder._embeds(batch))
 
     def token(self, tokens: Tokens) -> Tensor | Average | None:
-        return AVERAGE if self.model.visual.pool_type == "avg" and self.model.visual.attn_pool is None else None
+        return AVERAGE if self.holder.pool_type == "avg" and self.holder.attn_pool is None else None
 
     def pool(self, x_NLC: Tensor) -> Tensor:
-        visual = self.model.visual
+        visual = self.holder
         pooled_NC, _ = visual._pool(x_NLC)
         return pooled_NC if visual.proj is None else pooled_NC @ visual.proj
 
@@ -56,13 +45,13 @@ class VisionTransformerTower(ImageTower, SplitTower):
         return self.pool(tokens.x_NLC)
 
     def drop_pooling(self) -> None:
-        visual = self.model.visual
+        visual = self.holder
         visual.proj = visual.attn_pool = None
         visual.ln_post = nn.Identity()
 
     @contextlib.contextmanager
     def lockable(self) -> Iterator[None]:
-        visual, dropped = self.model.visual, self.model.visual.proj is None
+        visual, dropped = self.holder, self.holder.proj is None
         if dropped:
             visual.proj = nn.Parameter(torch.empty(0))  # open_clip lists it among what may stay unlocked
         try:
