@@ -13,7 +13,7 @@ from timm.optim import create_optimizer_v2
 from torch import nn
 
 from pcmepp_openclip.host.parallel import load_optimizer
-from pcmepp_openclip.host.training import SCHEDULES
+from pcmepp_openclip.host.trainer import SCHEDULES
 from pcmepp_openclip.runs import checkpoints
 from pcmepp_openclip.training import command as train
 from pcmepp_openclip.training.best import BestCheckpoint, rsum

@@ -124,6 +124,9 @@ def test_outputs_and_gradients_are_those_of_the_slow_form(kind):
     assert_same_gradients(found, expected, tolerance=1e-3)
     torch.testing.assert_close(model.encode_image(batch[0], normalize=True), slow["image_features"], rtol=0, atol=5e-6)
     assert model.encode_text(batch[1]).norm(dim=-1).sub(1).abs().max() > 1e-3
+    model.output_dict = False  # open_clip's own `forward`
+    for mean, name in zip(model(*batch), ("image_features", "text_features"), strict=False):
+        torch.testing.assert_close(mean, slow[name], rtol=0, atol=5e-6)
 
 
 @pytest.mark.parametrize("kind", WITHOUT_TOKENS)

@@ -189,7 +189,7 @@ def slow_split(model, holder, part, batch):
     block = holder.uncertainty_transformer.resblocks[0]
     if part == "image" and holder.pool_type == "avg":
         token = x[:, 1:].mean(dim=1, keepdim=True)  # a token of its own, which attends to all others
-        attended = block.attn(block.ln_1(token), block.ln_1(x), block.ln_1(x), need_weights=False)[0]
+        attended = block.attention(block.ln_1(token), block.ln_1(x), block.ln_1(x))
         token = token + block.ls_1(attended)
         pooled = (token + block.ls_2(block.mlp(block.ln_2(token))))[:, 0]
     else:

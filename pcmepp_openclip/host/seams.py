@@ -34,6 +34,7 @@ open_clip                                create_model create_model_and_transform
 open_clip.CLIP                           lock_image_tower lock_text_tower forward_intermediates set_grad_checkpointing
 open_clip.model                          CLIPVisionCfg CLIPTextCfg _build_vision_tower _build_text_tower
 open_clip.model                          convert_to_custom_text_state_dict
+open_clip.transformer                    Attention ResidualAttentionBlock
 open_clip.transformer.VisionTransformer  _embeds _pool
 open_clip.transformer.TextTransformer    _embeds _build_additive_mask
 open_clip.timm_model                     TimmModel

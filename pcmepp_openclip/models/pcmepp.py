@@ -169,6 +169,8 @@ class ProbabilisticModel(nn.Module):
         mean_ND = self._mean(self.text_branch, text)
         return F.normalize(mean_ND, dim=-1) if normalize else mean_ND
 
+    _encode_image, _encode_text = encode_image, encode_text  # the methods of open_clip 4 call these
+
     def encode_image_gaussian(self, image: Tensor | CachedTokens | LabelledImages) -> Gaussian:
         """Return Gaussians with l2-normalised means for images [N, 3, height, width].
 

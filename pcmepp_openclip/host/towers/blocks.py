@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from open_clip.model import CLIPTextCfg, CLIPVisionCfg, _build_text_tower, _build_vision_tower
+from open_clip.transformer import Attention, ResidualAttentionBlock
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 from torch.utils.checkpoint import checkpoint
@@ -70,8 +71,12 @@ def _last_block(block: Any, x_NLC: Tensor, token_N: Tensor | Average | None, mas
 
 
 def is_plain(block: Any) -> bool:
-    """Return whether the attention of a block is torch's own. open_clip's custom blocks (qk_norm, ...) stay whole."""
-    return type_before_parametrizations(block.attn) is nn.MultiheadAttention  # LoRA makes a subclass
+    """Return whether a block is open_clip's plain one, whose attention `single_query_attention` computes.
+
+    Custom blocks (qk_norm, ...) stay whole. LoRA makes subclasses.
+    """
+    kinds = (nn.MultiheadAttention, Attention)  # of open_clip 3 and 4
+    return isinstance(block, ResidualAttentionBlock) and type_before_parametrizations(block.attn) in kinds
 
 
 def pick(x_NLC: Tensor, token_N: Tensor | Average | None) -> Tensor:
