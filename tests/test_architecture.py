@@ -40,7 +40,7 @@ BUDGET = {
     "host": 3130,
     "hub": 830,
     "losses": 1610,
-    "models": 1620,
+    "models": 1400,
     "reports": 210,
     "runs": 680,
     "system": 930,

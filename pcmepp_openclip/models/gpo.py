@@ -27,7 +27,6 @@ from torch.func import functional_call
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from ..gaussian import full_precision, mixed_bits
-from .branch import new_bias
 
 TEMPERATURE = 0.1
 
@@ -183,6 +182,10 @@ def _backward(ctx: Any, grad_UKH: Tensor) -> tuple:
 
 
 _compiled_states.register_autograd(_backward, setup_context=_keep)
+
+
+def new_bias(value: float | None, embed_dim: int) -> nn.Parameter | None:
+    return None if value is None else nn.Parameter(torch.full((embed_dim,), float(value)))
 
 
 class TokenPool(nn.Module):

@@ -18,12 +18,9 @@ from ..host.towers.base import Tokens
 from ..host.towers.blocks import image_blocks, text_blocks
 from ..host.towers.config import check_towers
 from .batches import CachedTokens, LabelledImages
-from .branch import Branch
+from .branches import MEAN, Branch, SplitBranch, SplitGPOBranch, TopBranch, TopGPOBranch
 from .gpo import kept_tokens
 from .lora import add_lora
-from .pooled import MEAN, SplitGPOBranch, TopGPOBranch
-from .split import SplitBranch
-from .top import TopBranch
 
 MIN_MATCH_SCALE = 1e-2
 BRANCHES: dict[tuple[str, str], type[Branch]] = {
@@ -40,7 +37,7 @@ class ProbabilisticModel(nn.Module):
 
     The mean is open_clip's own: same tensors, same names, same output. The log-variance comes from a branch of each
     tower (`image_branch`, `text_branch`), which leaves it before its last blocks (`split`) or reads the tokens that it
-    pools (`top`). With `pool` "gpo" both are pooled from all tokens by GPO (see `pooled`), and the mean is that one.
+    pools (`top`). With `pool` "gpo" both are pooled from all tokens by GPO (see `branches`), and the mean is that one.
 
     Arguments:
         pcmepp_cfg: the config's block of that name, see `PCMEppCfg`. All others are open_clip's.
