@@ -286,8 +286,9 @@ def test_precisions(kind, precision):
 STOCK_FAILS = [("attention", "bf16"), ("siglip", "bf16"), ("hugging face", "bf16")]
 
 
-def test_compile(kind, model):
-    batch = kind_batch(model)
+@pytest.mark.parametrize("kind", ["timm map", "hugging face", "attention"])
+def test_compile(kind):
+    batch = kind_batch(model := kind_model(kind))
     compiled = torch.compile(model, backend="aot_eager")
     assert_close(compiled(*batch), model(*batch), tolerance=5e-6)
 
@@ -362,19 +363,6 @@ def test_cached_tokens_stand_for_the_batch(kind, model):
 
 
 # Bad input.
-
-
-def test_a_name_that_open_clip_does_not_know():
-    with pytest.raises(RuntimeError, match=r"There is no model 'PCMEpp-RN5': did you mean 'PCMEpp-RN50'") as error:
-        open_clip.create_model("PCMEpp-RN5")
-    assert "\n" not in str(error.value)
-
-
-def test_a_checkpoint_of_another_tower(tmp_path):
-    torch.save(kind_model("resnet").state_dict(), tmp_path / "resnet.pt")
-    with pytest.raises(RuntimeError, match=r"it is of another architecture: it lacks visual\.(class|pos)") as error:
-        open_clip.create_model("PCMEpp-vit", pretrained=str(tmp_path / "resnet.pt"))
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("part", ["image", "text"])

@@ -261,7 +261,11 @@ def _check_loops(vision: CLIPVisionCfg, text: CLIPTextCfg, cfg: PCMEppCfg) -> No
         ("vision_cfg.layers", layers, MAX_LAYERS),
         ("text_cfg.layers", [text.layers], MAX_LAYERS),
         ("pcmepp_cfg.head_layers", [cfg.head_layers], MAX_LAYERS),
-        ("text_cfg.context_length", [text.context_length], _max_length(text)),
+        (
+            "text_cfg.context_length",
+            [text.context_length],
+            MAX_LENGTH_HUGGING_FACE if text.hf_model_name else MAX_LENGTH,
+        ),
         ("vision_cfg.image_size", pair(vision.image_size), MAX_SIDE),
     ):
         if not all(1 <= value <= most for value in values):
@@ -276,10 +280,6 @@ def _check_loops(vision: CLIPVisionCfg, text: CLIPTextCfg, cfg: PCMEppCfg) -> No
             raise ValueError(f"text_cfg.tokenizer_kwargs.{key} is for a tokenizer of its own, which it does not have.")
 
 
-def _max_length(text: CLIPTextCfg) -> int:
-    return MAX_LENGTH_HUGGING_FACE if text.hf_model_name else MAX_LENGTH
-
-
 @functools.lru_cache(maxsize=64)  # a config is read several times until its model is built
 def _build_and_run(model_json: str) -> int:
     """Build a model and run it for an image and a text on the device "meta"; return its size in parameters and buffers.
@@ -292,15 +292,16 @@ def _build_and_run(model_json: str) -> int:
             raise ValueError(f"it would have about {size:.2g} parameters, more than the {MAX_PARAMETERS:.0e} allowed.")
         image = torch.empty(1, 3, *pair(model.visual.image_size), device="meta")
         text = torch.empty(1, model_cfg["text_cfg"].get("context_length", 77), dtype=torch.long, device="meta")
-        with torch.inference_mode(), _traced(), _Bounded():
+        # Code does not read values of tensors under torch.compile.
+        traced = mock.patch.object(torch.compiler, "is_compiling", lambda: True)
+        with torch.inference_mode(), traced, _Bounded():
             out = model(image, text)
     except ValueError:
         raise
-    except OSError as error:
-        reason = " ".join(str(error).split())[:150].rstrip(".")
-        raise ValueError(f"the config of its Hugging Face text model cannot be read ({reason}).") from None
     except Exception as error:  # open_clip, timm and torch raise any error for values that do not go together
         reason = " ".join(str(error).split())[:150].rstrip(".")
+        if isinstance(error, OSError):
+            raise ValueError(f"the config of its Hugging Face text model cannot be read ({reason}).") from None
         raise ValueError(
             f"its values do not go together: no model is built of them ({type(error).__name__}: {reason})."
         ) from None
@@ -309,11 +310,6 @@ def _build_and_run(model_json: str) -> int:
         if shape != (1, model_cfg["embed_dim"]):
             raise ValueError(f"its {name} tower gives {list(shape)[1:]}, not the embed_dim {model_cfg['embed_dim']}.")
     return size
-
-
-def _traced() -> Any:
-    """Return a context in which code does not read values of tensors, as it does not under torch.compile."""
-    return mock.patch.object(torch.compiler, "is_compiling", lambda: True)
 
 
 class _Bounded(TorchDispatchMode):
