@@ -11,6 +11,7 @@ E is the width of a head.
 """
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -63,6 +64,17 @@ def _call(transformer: Any, function: Callable[..., Tensor], *args: Any, **kwarg
 def _last_block(block: Any, x_NLC: Tensor, token_N: Tensor | Average | None, mask: Tensor | None) -> Tensor:
     if not is_plain(block):  # a block of another kind computes all tokens, of which one is read
         return pick(block(x_NLC, attn_mask=mask), token_N)
+    if not hasattr(block, "unshard"):  # FSDP's modules have this method
+        return _block_for_token(block, x_NLC, token_N, mask)
+    if not hasattr(block, "for_token"):
+        from torch.distributed.fsdp import register_fsdp_forward_method  # gathers the weights while the method runs
+
+        block.for_token = functools.partial(_block_for_token, block)
+        register_fsdp_forward_method(block, "for_token")
+    return block.for_token(x_NLC, token_N, mask)
+
+
+def _block_for_token(block: Any, x_NLC: Tensor, token_N: Tensor | Average | None, mask: Tensor | None) -> Tensor:
     normed_NLC, x_N1C = block.ln_1(x_NLC), pick(x_NLC, token_N)
     query_N1C = block.ln_1(x_N1C) if token_N is AVERAGE else pick(normed_NLC, token_N)
     row = None if mask is None else _mask_row(mask, token_N, x_NLC.shape[0])
