@@ -37,7 +37,7 @@ BUDGET = {
     "encode": 1400,
     "evaluation": 3100,
     "forecast": 850,
-    "host": 3130,
+    "host": 2913,
     "hub": 830,
     "losses": 1610,
     "models": 1400,

@@ -1,4 +1,4 @@
-"""What open_clip must offer: the names that the plugin replaces, those that it uses, and the attributes of its models.
+"""The names and attributes that open_clip must offer: those that the plugin replaces, those that it uses, and its models'.
 
 Where one is missing, importing the plugin or building a model fails, and the message names the installed version and
 the cure.

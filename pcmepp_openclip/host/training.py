@@ -28,6 +28,11 @@ from .trainer import SCHEDULES, data, distributed, logger, optim, precision, zer
 
 TRACKERS = ("wandb", "tensorboard")
 SIZES = {"train_sz": "train", "val_sz": "val"}  # the names of the numbers of samples in the record of W&B
+OF_MODEL = (  # flags that are arguments of `create_model_and_transforms`
+    *("force_quick_gelu", "force_custom_text", "force_patch_dropout", "force_image_size", "force_context_length"),
+    *("image_mean", "image_std", "image_interpolation", "image_resize_mode", "aug_cfg", "pretrained_image"),
+    "cache_dir",
+)
 NOT_DECAYED = ("bn", "ln", "bias", "logit_scale")  # open_clip looks for these in the names of parameters too
 
 stock_get_data, world_info_from_env = data.get_data, distributed.world_info_from_env

@@ -12,7 +12,7 @@ from typing import Any
 from ..config import PCMEppCfg
 from ..data import arguments as data
 from ..host import flags, published
-from ..host.trainer import world_info_from_env
+from ..host.trainer import distributed
 from ..losses.terms import loss_weights
 from ..system.flags import FIXED, PRIVATE, PUBLISHED, CommandParser, Flag, number
 from . import augment, finetuning, global_batch, model_flags
@@ -278,7 +278,7 @@ def parse(argv: Sequence[str], description: str = "") -> RunConfig:
 
 
 def _set_ranks(config: Any) -> None:
-    _, config.rank, config.world_size = world_info_from_env()
+    _, config.rank, config.world_size = distributed.world_info_from_env()
     config.world_size = config.dry_run or config.world_size
 
 
