@@ -1,4 +1,4 @@
-"""The names and attributes that open_clip must offer: those that the plugin replaces, those that it uses, and its models'.
+"""The names that open_clip must offer, which the plugin replaces or uses, and the attributes of its models.
 
 Where one is missing, importing the plugin or building a model fails, and the message names the installed version and
 the cure.
