@@ -115,7 +115,7 @@ def lines(name: str, batch_sizes: Sequence[int], ranks: Sequence[int], precision
         for batch_size in batch_sizes:
             costs = [loss_cost(model, batch_size, world, config["embed_dim"]) for model in models]
             peaks = [
-                tuple(each.measure(batch_size, grad_checkpointing=recomputes).memory.peak for each in forecasts)
+                tuple(each.measure(batch_size, grad_checkpointing=recomputes).peak for each in forecasts)
                 for recomputes in (False, True)
             ]
             yield ScaleRow(world, batch_size, *costs, *peaks)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks import scale
-from pcmepp_openclip.forecast.step import step_memory
+from pcmepp_openclip.forecast.step import step_costs
 
 SMALL, DIM = "vit", 64  # see `kinds.py`
 
@@ -24,7 +24,7 @@ def test_the_tables_are_those_of_the_loss_and_the_step(tmp_path, capsys):
     assert line["ours"]["collectives"] >= 6 and 2 * sent < line["ours"]["sent"] < 2.1 * sent
     for whose in ("ours", "theirs"):
         assert line[whose]["kernels"] > 20 and line[whose]["moved"] > 10 * sent
-    assert line["peak"][0] == step_memory(f"PCMEpp-{SMALL}", n, precision="amp_bf16", ranks=ranks).peak
+    assert line["peak"][0] == step_costs(f"PCMEpp-{SMALL}", n, precision="amp_bf16", ranks=ranks).peak
     assert line["checkpointed"][0] <= line["peak"][0] and line["checkpointed"][1] <= line["peak"][1]
     peaks = " | ".join(f"{peak / 1e9:.1f}" for peak in (*line["peak"], *line["checkpointed"]))
     assert f"| {ranks} x {n} | {peaks} |" in text

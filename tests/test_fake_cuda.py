@@ -19,7 +19,7 @@ from pcmepp_openclip.encode.load import LoadedModel
 TINY = "PCMEpp-tiny"
 # Where a logged step may wait: for the loss and for the diagnostics.
 STEP_LOG, SCALER = "monitor.py:step_done", "grad_scaler.py:<genexpr>"
-FIRST = {"full_length.py:full_length_pass"}  # once in a run, before its first step
+FIRST = {"memory.py:full_length_pass"}  # once in a run, before its first step
 LOGGED = {STEP_LOG, "monitor.py:check", "pcmepp.py:read_diagnostics", "grad_scaler.py:get_scale"}
 VALIDATED = ["validation.py:_on_cpu"] * 4  # outputs are collected on the CPU, as in open_clip
 ENCODED = {"encode.py:_gaussian"}  # of `pcmepp eval`, in every batch

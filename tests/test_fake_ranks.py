@@ -110,7 +110,7 @@ def test_the_collectives_of_a_step_between_logs_and_of_a_logged_one(tmp_path, ra
     with training_of(args, None) as run, fake_ranks(ranks), fake_cuda():
         run.optimizer = run.scaler = None
         run._watch(PCMEppLoss(world_size=ranks))
-        loss = run.monitor.loss
+        loss = run.monitor
         loss.before_step(1, 0, logged=False)
         between, backward = traffic_of(loss, n)
         loss.before_step(2, 0, logged=True)

@@ -16,12 +16,11 @@ from pcmepp_openclip.host.parallel import load_optimizer
 from pcmepp_openclip.host.trainer import SCHEDULES
 from pcmepp_openclip.runs import checkpoints
 from pcmepp_openclip.training import command as train
-from pcmepp_openclip.training.best import BestCheckpoint, rsum
 from pcmepp_openclip.training.config import RunConfig, make_parser, parse
 from pcmepp_openclip.training.param_groups import check_blocks, places, set_groups, table
 from pcmepp_openclip.training.recipe import Recipe
 from pcmepp_openclip.training.schedule import scheduled
-from pcmepp_openclip.training.swa import WeightAverage
+from pcmepp_openclip.training.weights import BestCheckpoint, WeightAverage, rsum
 
 
 def settings(*flags, epochs=5):
@@ -172,7 +171,7 @@ def test_without_flags_optimizer_and_schedule_are_open_clip_s():
     assert [dict(group) for group in optimizer.param_groups] == before
     assert recipe.schedule(stock, optimizer, 10) is stock
     epoch = recipe.frozen_epoch(model, 0, 2)
-    assert not epoch.frozen and not epoch.warms_up
+    assert not epoch.frozen and epoch.factor(0) == 1
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -252,7 +251,7 @@ def test_the_average_of_weights_is_their_mean_and_resumes():
         average.add(model)
         if epoch > 2:
             again = WeightAverage(start=2)
-            again.restore(resumed.state_dict(), epochs=epoch)
+            again.load_state_dict(resumed.state_dict(), epochs=epoch)
             resumed = again
         resumed.add(model)
     for name, tensor in average.averaged(model).items():
@@ -272,8 +271,8 @@ def test_the_average_of_weights_is_their_mean_and_resumes():
 def test_an_average_that_would_miss_epochs_is_refused(saved, epochs):
     entry = None if saved is None else {"start": saved[0], "snapshots": saved[1], "tensors": {}}
     with pytest.raises(ValueError, match=r"--swa-start-epoch 2: the checkpoint .* one of at least 4\."):
-        WeightAverage(start=2).restore(entry, epochs)
-    WeightAverage(start=4).restore(entry, epochs)  # which starts later
+        WeightAverage(start=2).load_state_dict(entry, epochs)
+    WeightAverage(start=4).load_state_dict(entry, epochs)  # which starts later
 
 
 def test_the_best_checkpoint_is_never_replaced_by_a_worse_one(tmp_path, caplog):

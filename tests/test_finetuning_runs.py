@@ -16,8 +16,8 @@ from pcmepp_openclip import cli
 from pcmepp_openclip.runs import checkpoints
 from pcmepp_openclip.training import command as train
 from pcmepp_openclip.training import loop
-from pcmepp_openclip.training.monitor import MonitoredLoss
-from pcmepp_openclip.training.saving import NotSaved
+from pcmepp_openclip.training.checkpoint import NotSaved
+from pcmepp_openclip.training.monitor import Monitor
 
 EPOCHS = 4
 RECIPE = [
@@ -188,7 +188,7 @@ def test_freezing_is_the_same_as_no_gradients(data, tmp_path, monkeypatch):
 
 def test_the_loss_is_warmed_up_after_the_freeze(data, tmp_path, monkeypatch):
     """What is differentiated, as a share of the loss, in every pass: three make a step, and four steps an epoch."""
-    shares, full, forward = [], [], MonitoredLoss.forward
+    shares, full, forward = [], [], Monitor.forward
     backward = loop.backward
 
     def noted_loss(self, *args, **kwargs):
@@ -200,7 +200,7 @@ def test_the_loss_is_warmed_up_after_the_freeze(data, tmp_path, monkeypatch):
         shares.append(loss.item() / full[-1])
         backward(loss, scaler)
 
-    monkeypatch.setattr(MonitoredLoss, "forward", noted_loss)
+    monkeypatch.setattr(Monitor, "forward", noted_loss)
     monkeypatch.setattr(loop, "backward", noted_backward)
     argv = ["--model", "PCMEpp-tiny", "--train-data", data, "--dataset-type", "webdataset", "--batch-size", "4"]
     argv += ["--epochs", "3", "--workers", "0", "--precision", "fp32", "--warmup", "0", "--accum-freq", "3"]

@@ -28,18 +28,8 @@ from pcmepp_openclip.host.loss import pcmepp_loss
 from pcmepp_openclip.training import command
 
 TINY = "PCMEpp-tiny"
-PLAN = report.Plan(
-    batch_size=64,
-    accum_freq=1,
-    grad_checkpointing=False,
-    precision="amp",
-    ranks=8,
-    workers=2,
-    image_size=(32, 32),
-    context_length=32,
-    samples=10**6,
-    speed=None,
-)
+RUN = {"batch_size": 64, "accum_freq": 1, "grad_checkpointing": False, "precision": "amp", "world_size": 8}
+RUN |= {"workers": 2, "samples_per_second_per_gpu": None}
 
 
 def on_meta():
@@ -130,26 +120,22 @@ def test_cards():
     assert samples_per_second(v100, 1e11, "amp") == pytest.approx(125e12 * UTILISATION / 1e11)
 
 
-def rows(plan, model=None):
-    model = model or on_meta()
+def rows(model=None, why_not="", **changes):
+    model, run = model or on_meta(), Namespace(**{**RUN, **changes})
     cfg = getattr(model, "pcmepp_cfg", None)
-    loss = pcmepp_loss(cfg, world_size=plan.ranks) if cfg else open_clip.ClipLoss()
-    return {name.strip(): text for name, text in report.rows(plan, model, loss)}
-
-
-def changed(**changes):
-    return report.Plan(**{**vars(PLAN), **changes})
+    loss = pcmepp_loss(cfg, world_size=run.world_size) if cfg else open_clip.ClipLoss()
+    return {name.strip(): text for name, text in report.rows(run, model, loss, 10**6, why_not)}
 
 
 def test_the_rows_of_a_dry_run():
-    out = rows(changed(accum_freq=2))
+    out = rows(accum_freq=2)
     assert "activations" in out["GPU memory"] and "DDP buckets" in out["GPU memory"]
     assert "assumed" in out["a card adds"] and "assumed" in out["time"]
     assert {"with --grad-checkpointing", "largest --batch-size", "machine", "open files"} <= out.keys()
     assert "gradients" in out["sent per step"] and "% more compute" in out["accumulation"]
     assert all("GPU-hours" in out[card.name] for card in CARDS)
     assert len(out) <= 16
-    timed = rows(changed(speed=500.0, why_not="this run has --device cpu."))
+    timed = rows(why_not="this run has --device cpu.", samples_per_second_per_gpu=500.0)
     assert timed["GPU memory"] == "not forecast: this run has --device cpu."
     hours = 10**6 / 500 / 3600
     assert timed["time"] == f"{hours / 8:.2g} hours, {hours:.2g} GPU-hours at 500 samples/s per GPU"
@@ -171,7 +157,7 @@ def test_a_model_that_cannot_be_forecast_costs_no_other_row():
         def forward(self, image, text):
             return {"image_features": image[: int(text.sum())]}  # depends on numbers, which there are none of
 
-    out = rows(PLAN, Curious())
+    out = rows(Curious())
     assert out["GPU memory"].startswith("not forecast: ") and "machine" in out
     assert not dist.is_initialized()
 

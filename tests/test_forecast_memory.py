@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from benchmarks.measure import alone
 from benchmarks.step import peak
 from pcmepp_openclip.forecast.counts import BLOCK, LiveBytes
-from pcmepp_openclip.forecast.step import FakeTraining, as_on_a_card, step_memory
+from pcmepp_openclip.forecast.step import FakeTraining, as_on_a_card, step_costs
 from pcmepp_openclip.host.loss import pcmepp_loss
 
 TINY = "PCMEpp-tiny"
@@ -80,7 +80,7 @@ def forecast_on_cpu(name, batch):
     with torch.device("meta"):
         model = open_clip.create_model(name, device="meta", output_dict=True)
     loss = pcmepp_loss(model.pcmepp_cfg) if name == TINY else open_clip.ClipLoss()
-    return FakeTraining(model, loss, precision="fp32").measure(batch).memory
+    return FakeTraining(model, loss, precision="fp32").measure(batch)
 
 
 def test_it_is_what_a_real_step_takes_on_a_cpu():
@@ -92,7 +92,7 @@ def test_it_is_what_a_real_step_takes_on_a_cpu():
 def test_parts():
     with torch.device("meta"):
         model = open_clip.create_model(TINY, device="meta")
-    one, many = (step_memory(TINY, 64, precision="amp", ranks=ranks) for ranks in (1, 8))
+    one, many = (step_costs(TINY, 64, precision="amp", ranks=ranks) for ranks in (1, 8))
     parameters = 4 * sum(p.numel() for p in model.parameters())
     assert one.weights == pytest.approx(parameters, rel=0.02)  # rounded to blocks, and with the text tower's mask
     assert one.optimizer == pytest.approx(2 * parameters, rel=0.02)
@@ -106,21 +106,21 @@ def test_precision_batch_size_checkpointing_and_accumulation():
     with torch.device("meta"):
         model = open_clip.create_model(TINY, device="meta", output_dict=True)
     forecast, batch = FakeTraining(model, pcmepp_loss(model.pcmepp_cfg), precision="fp32"), 256
-    whole = forecast.measure(batch).memory
-    assert forecast.measure(batch).memory == whole  # nothing is left of a step
-    assert forecast.measure(2 * batch).memory.activations == pytest.approx(2 * whole.activations, rel=0.05)
-    assert forecast.measure(batch, grad_checkpointing=True).memory.activations < 0.8 * whole.activations
+    whole = forecast.measure(batch)
+    assert forecast.measure(batch) == whole  # nothing is left of a step
+    assert forecast.measure(2 * batch).activations == pytest.approx(2 * whole.activations, rel=0.05)
+    assert forecast.measure(batch, grad_checkpointing=True).activations < 0.8 * whole.activations
     images, matrix = 3 * batch * 3 * 32 * 32 * 4, (4 * batch) ** 2 * 4
-    more = forecast.measure(batch, accum_freq=4).memory.activations - whole.activations
+    more = forecast.measure(batch, accum_freq=4).activations - whole.activations
     assert images < more < images + 6 * matrix
-    assert step_memory(TINY, batch, precision="bf16").activations < 0.7 * whole.activations
+    assert step_costs(TINY, batch, precision="bf16").activations < 0.7 * whole.activations
 
 
 def test_plain_models_and_frozen_parameters():
     with torch.device("meta"):
         model = open_clip.create_model("ViT-S-32", device="meta", output_dict=True)
     model.lock_image_tower()
-    frozen = FakeTraining(model, open_clip.ClipLoss(), precision="fp32").measure(8).memory
+    frozen = FakeTraining(model, open_clip.ClipLoss(), precision="fp32").measure(8)
     text = 4 * sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert frozen.optimizer == pytest.approx(2 * text, rel=0.02)
-    assert frozen.activations < step_memory("ViT-S-32", 8, precision="fp32").activations
+    assert frozen.activations < step_costs("ViT-S-32", 8, precision="fp32").activations

@@ -15,9 +15,8 @@ import pcmepp_openclip as pp
 from pcmepp_openclip import cli
 from pcmepp_openclip.host.parallel import DDP
 from pcmepp_openclip.models.batches import CachedTokens, LabelledImages
-from pcmepp_openclip.training import full_length, loop
-from pcmepp_openclip.training.full_length import at_full_length, full_length_pass, is_wanted
-from pcmepp_openclip.training.memory import out_of_memory_message
+from pcmepp_openclip.training import loop, memory
+from pcmepp_openclip.training.memory import at_full_length, full_length_pass, is_wanted, out_of_memory_message
 
 CPU = torch.device("cpu")
 COMPUTING = {"device": CPU, "autocast": lambda: torch.autocast("cpu", torch.bfloat16), "dtype": None}
@@ -103,7 +102,7 @@ def test_the_memory_of_later_steps_is_allowed_for(name):
     optimizer = kind([{"params": weights[:1]}, {"params": weights[1:], "weight_decay": 0.0}], lr=0.1, **options)
 
     def held(accum_freq):
-        found = full_length._memory_of_later_steps(optimizer, accum_freq)
+        found = memory._memory_of_later_steps(optimizer, accum_freq)
         return sum(x.numel() * x.element_size() for x in found)
 
     size = 5 * 7 * 4 + 3 * 2

@@ -12,7 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import pcmepp_openclip as pp
 from pcmepp_openclip.training import monitor
-from pcmepp_openclip.training.monitor import Monitor, MonitoredLoss, NonFiniteLoss
+from pcmepp_openclip.training.monitor import Monitor, NonFiniteLoss
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def outputs(samples=6):
 
 
 def test_ranks_exchange_the_value_of_the_loss_in_logged_steps_alone(two_ranks, reduced, tmp_path):
-    watched = MonitoredLoss(pp.PCMEppLoss(0, 2), tmp_path, True, "cpu")
+    watched = Monitor(pp.PCMEppLoss(0, 2), settings(tmp_path, distributed=True), None)
     sizes, gradients = {}, {}
     for logged in (False, True):
         watched.before_step(0, 0, logged)
@@ -92,7 +92,7 @@ def test_ranks_agree_on_a_term_that_only_one_of_them_saw(tmp_path, monkeypatch):
         return x.copy_(both.amax(dim=0) if how == "max" else both.sum(dim=0))
 
     def rank(name, values):
-        watched = MonitoredLoss(Terms(), tmp_path, True, "cpu")
+        watched = Monitor(Terms(), settings(tmp_path, distributed=True), None)
         for step, (match, vib) in enumerate(values):
             watched.before_step(step, 0, logged=False)
             watched(match_loss=torch.tensor(match), vib_loss=torch.tensor(vib))
@@ -116,8 +116,8 @@ class Scaled:
     def __init__(self, folder):
         self.weight = nn.Parameter(torch.ones(1))
         self.optimizer = torch.optim.SGD([self.weight], lr=0.1)
-        self.watched = MonitoredLoss(Terms(), folder, False, "cpu")
-        self.watched.scaler = self.scaler = torch.amp.GradScaler("cpu")
+        self.scaler = torch.amp.GradScaler("cpu")
+        self.watched = Monitor(Terms(), settings(folder), None, self.scaler)
         self.steps = 0
 
     def step(self, loss=lambda weight: weight):
@@ -130,15 +130,18 @@ class Scaled:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_fp16_skips_a_step_whose_loss_is_not_finite_and_goes_on(tmp_path, bad):
+def test_fp16_skips_a_step_whose_loss_is_not_finite_and_goes_on(tmp_path, caplog, bad):
     run = Scaled(tmp_path)
     run.step()
-    assert run.watched.check() is None and run.weight.item() == pytest.approx(0.9)
+    run.watched.check()
+    assert run.weight.item() == pytest.approx(0.9) and not caplog.messages
     run.step(lambda weight: weight * bad)
     assert run.weight.item() == pytest.approx(0.9)
     run.step()
-    assert run.watched.check() == f"The loss was not finite at step 1 (loss {bad:g}): the step was skipped."
-    assert run.watched.check() is None and run.weight.item() == pytest.approx(0.8)
+    run.watched.check()
+    run.watched.check()
+    assert caplog.messages == [f"The loss was not finite at step 1 (loss {bad:g}): the step was skipped."]
+    assert run.weight.item() == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +164,7 @@ def test_fp16_ends_when_its_loss_scale_has_fallen_below_one(tmp_path, loss, said
 
 
 def test_without_a_scaler_one_loss_that_is_not_finite_ends_the_run(tmp_path):
-    watched = MonitoredLoss(Terms(), tmp_path, False, "cpu")
+    watched = Monitor(Terms(), settings(tmp_path), None)
     for step, value in enumerate((1.0, math.nan, 2.0)):
         watched.before_step(step, 0, logged=False)
         watched(loss=torch.tensor(value))

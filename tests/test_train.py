@@ -1,5 +1,6 @@
-"""`pcmepp train`: real runs on small shards, one rank; two ranks are in test_train_ranks.py."""
+"""`pcmepp train`: real runs on small shards, one rank."""
 
+import functools
 import json
 import math
 import re
@@ -40,16 +41,10 @@ def losses(log, term="Loss"):
     return [float(x) for x in re.findall(rf"\b{term}: ([-+.\deinfa]+) \(", log)]
 
 
-FLAGS = {
-    "accum": ["--accum-freq", "2"],
-    "checkpointing": ["--grad-checkpointing"],
+FLAGS = {  # accumulation, clipping, locked towers and timm's optimizers are in test_same_training
     "compile": ["--torchcompile"],
-    "bf16": ["--precision", "bf16"],
-    "amp_bf16": ["--precision", "amp_bf16"],
-    "lock": ["--lock-image", "--lock-text", "--lock-text-freeze-layer-norm"],
-    "timm": ["--opt", "timm/lamb", "--eps", "1e-6"],
-    "tensorboard": ["--report-to", "tensorboard"],
-    "weights": ["--match-weight", "2", "--vib-weight", "0", "--pp-weight", "0.1", "--reduction", "sum"],
+    "amp_bf16": ["--precision", "amp_bf16", "--match-weight", "2", "--vib-weight", "0", "--pp-weight", "0.1"],
+    "tensorboard": ["--report-to", "tensorboard", "--reduction", "sum", "--grad-checkpointing"],
     "fine-tuning": [
         *("--train-means-by", "all", "--contrastive-weight", "0", "--match-weight", "2"),
         *("--pp-weight", "0.1", "--vib-weight", "1e-4"),
@@ -58,12 +53,13 @@ FLAGS = {
 
 
 @pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)
-def test_a_flag_of_open_clips_works(run, flags):
+def test_a_flag_of_open_clips_works(run, flags, monkeypatch):
+    """Machine code takes a minute to compile, and test_compilers compares it with what is compiled here."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     code, log = run(*flags)
-    assert code == 0
-    steps = 2 if "--accum-freq" in flags else 4
-    assert len(losses(log)) == steps and all(math.isfinite(x) for x in losses(log))
-    assert len(re.findall("PCME\\+\\+ step .* match_scale: .* variance_share: ", log)) == steps
+    assert code == 0 and ("Compiling the model" in log) == ("--torchcompile" in flags)
+    assert len(losses(log)) == 4 and all(math.isfinite(x) for x in losses(log))
+    assert len(re.findall("PCME\\+\\+ step .* match_scale: .* variance_share: ", log)) == 4
     if "--match-weight" in flags:
         assert losses(log, "Pp_loss")
         off = "Contrastive_loss" if "--contrastive-weight" in flags else "Vib_loss"
@@ -85,14 +81,6 @@ def test_initial_values_come_from_the_flags_else_the_config(run):
     assert torch.equal(state["visual.uncertainty_bias"], torch.full((64,), -6.0))
     code, log = run(name="config", lr=0)
     assert code == 0 and " match_scale: 3.5714 match_shift: 7.1429 " in log  # a quarter of 1 / 0.07, and 2a
-
-
-def test_the_same_seed_gives_the_same_losses_and_resume_goes_on(run):
-    _, first = run(epochs=2)
-    _, again = run(name="again", epochs=1)
-    assert losses(again) == losses(first)[:4]
-    code, resumed = run("--resume", "latest", name="again", epochs=2)
-    assert code == 0 and "resuming checkpoint" in resumed and "Start epoch 1" in resumed
 
 
 @pytest.mark.parametrize(
@@ -144,11 +132,12 @@ def test_a_run_that_has_nothing_left_to_train_is_no_success(run, capfd):
 
 
 @pytest.mark.parametrize("precision, said", [("amp", True), ("fp32", False), ("amp_bf16", False)])
-def test_half_precision_on_a_cpu_is_said_at_start(run, capfd, precision, said):
+def test_half_precision_on_a_cpu_is_said_at_start(capfd, tmp_path, precision, said):
     """open_clip's default is made for GPUs: on a CPU it looks like a run that hangs."""
-    code, _ = run(precision=precision, samples=16)
+    flags = ["--model", "PCMEpp-tiny", "--dataset-type", "synthetic", "--train-num-samples", "8"]
+    train.prepare(*train.own_parser().parse_known_args([*flags, "--precision", precision, "--logs", str(tmp_path)]))
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("pcmepp train: ")]
-    assert code == 0 and len(lines) == said
+    assert len(lines) == said
     assert all(f"--precision {precision}" in line and "--precision fp32" in line for line in lines)
 
 
@@ -198,27 +187,19 @@ def test_fp16_skips_steps_that_are_not_finite_up_to_a_limit(run, monkeypatch):
     assert not (run.folder / "run/checkpoints/epoch_6.pt").exists()
 
 
-def test_a_warning_when_the_variance_drowns_the_means(run):
+def test_warnings_of_a_run_that_goes_wrong(run):
+    """The log has them once; test_health has the sentences, and what needs none."""
     _, log = run("--init-logvar-bias", "2", lr=0)
     assert log.count("The variances dominate the means") == 1
     assert len(re.findall(r"WARNING \|.* The var", log)) == 1  # a run of four steps is too short for any other
-    _, log = run("--init-logvar-bias", "-8", name="small", lr=0)
-    assert "The variance" not in log
-
-
-def test_a_warning_when_a_distance_saturates_the_matching_loss(run):
-    learned = ("--match-logit", "learned", "--distance", "bhattacharyya")
-    _, log = run(*learned, "--init-match-scale", "5", lr=0)
+    learned = ("--match-logit", "learned", "--init-match-scale")
+    _, log = run(*learned, "5", "--distance", "bhattacharyya", name="saturated", lr=0)
     assert log.count("starts saturated: by --distance bhattacharyya no pair of the batch is a match") == 1
-    _, log = run(*learned, "--init-match-scale", "5", "--init-logvar-bias", "0", name="wide", lr=0)
-    assert "saturated" not in log
-
-
-def test_a_warning_when_the_match_scale_leaves_nothing_for_the_variance_to_say(run):
-    _, log = run("--match-logit", "learned", "--init-match-scale", "7", epochs=2, lr=0)  # s starts at 14.3
+    _, log = run(*learned, "7", name="scale", epochs=2, lr=0)  # s starts at 14.3
     assert log.count("match_ratio in the log, is 0.98") == 1 and "--match-logit tied" in log
-    _, log = run("--match-logit", "tied", name="tied", lr=0)
+    _, log = run("--match-logit", "tied", "--init-logvar-bias", "-8", name="tied", lr=0)
     assert " match_ratio: 0.50000 " in log and "lose its meaning" not in log
+    assert "saturated" not in log and "The variance" not in log
 
 
 def test_validation_by_cosine_and_by_csd(run, data):

@@ -105,9 +105,6 @@ class StepCounter(LiveBytes):
         super().restart()
         self.flops, self.collectives = 0, []
 
-    def after_forward(self) -> None:
-        self.forward_flops = self.flops
-
     def count(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         super().count(func, args, kwargs, out)
         if formula := flop_registry.get(func._overloadpacket):

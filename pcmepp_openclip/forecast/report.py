@@ -13,14 +13,14 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
+from ..host import flags
 from . import machines
 from .machines import CARDS, CONTEXT, SIZES, UTILISATION, largest, samples_per_second
-from .step import FakeTraining, StepCosts, StepMemory
+from .step import FakeTraining, StepCosts
 
 Rows = Iterator[tuple[str, str]]
 TIMEOUT = 25  # seconds; torchrun ends a rank 30 s after the others have failed
@@ -28,130 +28,111 @@ RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_LOC
 ENOUGH = 64  # the peak of a smaller batch may be at the update of the weights, and not grow with the batch
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The settings of a run that a forecast depends on; the names are those of flags.
-
-    Arguments:
-        samples: number of samples of the whole run, on all ranks.
-        speed: samples per second of one GPU, or None to estimate them.
-        why_not: why no step can be forecast, or "".
-    """
-
-    batch_size: int
-    accum_freq: int
-    grad_checkpointing: bool
-    precision: str
-    ranks: int
-    workers: int
-    image_size: tuple[int, int]
-    context_length: int
-    samples: int
-    speed: float | None
-    why_not: str = ""
-
-
-def rows(plan: Plan, model: Any, loss: nn.Module) -> Rows:
+def rows(run: Any, model: Any, loss: nn.Module, samples: int, why_not: str = "") -> Rows:
     """Yield (name, text) of each row. A model that cannot be forecast has a row that says so.
 
     Arguments:
+        run: the flags of the run, with `world_size`.
         model: a model on the device "meta", which is changed.
         loss: the loss for all ranks.
+        samples: number of samples of the whole run, on all ranks.
+        why_not: why no step can be forecast, or "".
     """
+    image_size, context_length = flags.image_size(model), model.context_length
     costs = None
     try:
-        if plan.why_not:
-            raise ValueError(plan.why_not)
+        if why_not:
+            raise ValueError(why_not)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            training = FakeTraining(model, loss, precision=plan.precision, ranks=plan.ranks)
-            costs = training.measure(plan.batch_size, plan.accum_freq, plan.grad_checkpointing)
-            memory = list(_memory(plan, training, costs))
+            training = FakeTraining(model, loss, precision=run.precision, ranks=run.world_size)
+            costs = training.measure(run.batch_size, run.accum_freq, run.grad_checkpointing)
+            memory = list(_memory(run, training, costs))
         yield from memory
     except Exception as error:  # a model may raise any error, and the rest of the dry run matters more
         yield "GPU memory", f"not forecast: {_reason(error)}"
-    yield from _host(plan)
-    if costs is not None and plan.ranks > 1:
-        sent = costs.reduced + plan.accum_freq * costs.sent
-        calls = plan.accum_freq * costs.collectives
+    yield from _host(run, image_size, context_length)
+    if costs is not None and run.world_size > 1:
+        sent = costs.reduced + run.accum_freq * costs.sent
+        calls = run.accum_freq * costs.collectives
         yield (
             "sent per step",
             f"{_size(sent)} by each rank: {_size(costs.reduced)} of gradients, {_size(sent - costs.reduced)} for the "
             f"loss in {calls} collectives",
         )
-    yield from _time(plan, costs)
+    yield from _time(run, samples, costs)
 
 
-def _memory(plan: Plan, training: FakeTraining, costs: StepCosts) -> Rows:
+def _memory(run: Any, training: FakeTraining, costs: StepCosts) -> Rows:
     """Yield the peak of the run as it is planned and with checkpointing switched over, and the batch sizes that fit."""
-    on, peaks = plan.grad_checkpointing, {plan.grad_checkpointing: costs.memory}
+    on, peaks = run.grad_checkpointing, {run.grad_checkpointing: costs}
 
     def peak(checkpointed: bool, batch_size: int) -> int:
-        return training.measure(batch_size, plan.accum_freq, checkpointed).memory.peak
+        return training.measure(batch_size, run.accum_freq, checkpointed).peak
 
-    peaks[not on] = training.measure(plan.batch_size, plan.accum_freq, not on).memory
-    yield "GPU memory", f"{_parts(peaks[on])} per rank, with texts of {plan.context_length} tokens"
+    peaks[not on] = training.measure(run.batch_size, run.accum_freq, not on)
+    yield "GPU memory", f"{_parts(peaks[on])} per rank, with texts of {training.model.context_length} tokens"
     yield f"  {'without' if on else 'with'} --grad-checkpointing", _parts(peaks[not on])
     yield "  a card adds", f"about {_size(CONTEXT)} for CUDA and its libraries, and 5 to 10 % fragments (assumed)"
     fits = []
     for checkpointed in (False, True):
-        first = max(plan.batch_size, ENOUGH)
-        low = peaks[checkpointed].peak if first == plan.batch_size else peak(checkpointed, first)
+        first = max(run.batch_size, ENOUGH)
+        low = peaks[checkpointed].peak if first == run.batch_size else peak(checkpointed, first)
         known = (first, low), (2 * first, peak(checkpointed, 2 * first))
-        least, sizes = costs.memory.at_update, [size * 1e9 for size in SIZES]
+        least, sizes = costs.at_update, [size * 1e9 for size in SIZES]
         fits.append(largest(functools.partial(peak, checkpointed), known, least, sizes))
     each = [f"{size} GB: {_count(n)} ({_count(more)})" for size, n, more in zip(SIZES, *fits, strict=True)]
     yield "  largest --batch-size", f"{', '.join(each)}, in brackets with --grad-checkpointing"
 
 
-def _host(plan: Plan) -> Rows:
-    node = machines.node(plan.ranks, plan.workers, plan.batch_size, plan.image_size, plan.context_length)
+def _host(run: Any, image_size: tuple[int, int], context_length: int) -> Rows:
+    node = machines.node(run.world_size, run.workers, run.batch_size, image_size, context_length)
     free = [_free(machines.free_shared_memory()), _free(machines.free_memory())]
     yield (
         "machine",
-        f"of {node.ranks} rank{'s' * (node.ranks > 1)} with {plan.workers} workers each: {_size(node.shared)} in "
+        f"of {node.ranks} rank{'s' * (node.ranks > 1)} with {run.workers} workers each: {_size(node.shared)} in "
         f"/dev/shm and about {_size(node.memory)} of memory; this one has {free[0]} and {free[1]} free",
     )
     soft, hard = machines.file_limits()
-    files = machines.open_files(plan.ranks, plan.workers)
+    files = machines.open_files(run.world_size, run.workers)
     short = "; raise it: ulimit -n" if files > hard else ""
     allowed, most = ("any number" if limit == sys.maxsize else f"{limit:,}" for limit in (soft, hard))
     yield "open files", f"about {files:,} in each rank; this machine allows {allowed}, at most {most}{short}"
 
 
-def _time(plan: Plan, costs: StepCosts | None) -> Rows:
-    again = costs.forward_flops if costs is not None and plan.accum_freq > 1 else 0
+def _time(run: Any, samples: int, costs: StepCosts | None) -> Rows:
+    again = costs.forward_flops if costs is not None and run.accum_freq > 1 else 0
     if costs is not None and again:
         yield (
             "accumulation",
-            f"--accum-freq {plan.accum_freq} computes the features of every batch twice, as open_clip does: "
+            f"--accum-freq {run.accum_freq} computes the features of every batch twice, as open_clip does: "
             f"{100 * again / costs.flops:.0f} % more compute than the same global batch without it",
         )
-    if plan.speed is not None:
-        yield "time", f"{_hours(plan, plan.speed)} at {plan.speed:,.0f} samples/s per GPU"
+    if (speed := run.samples_per_second_per_gpu) is not None:
+        yield "time", f"{_hours(run, samples, speed)} at {speed:,.0f} samples/s per GPU"
         return
     if costs is None:
         return
-    flops = (costs.flops + again) / plan.batch_size
+    flops = (costs.flops + again) / run.batch_size
     yield (
         "time",
         f"at {100 * UTILISATION:.0f} % of a card's peak (assumed; give --samples-per-second-per-gpu for a measured "
         f"speed) and {flops / 1e9:,.0f} GFLOPs per sample:",
     )
     for card in CARDS:
-        speed = samples_per_second(card, flops, plan.precision)
+        speed = samples_per_second(card, flops, run.precision)
         if speed is None:
-            yield f"  {card.name}", f"has no bfloat16: give another --precision than {plan.precision}"
+            yield f"  {card.name}", f"has no bfloat16: give another --precision than {run.precision}"
         else:
-            yield f"  {card.name}", f"{speed:,.0f} samples/s per GPU, {_hours(plan, speed)}"
+            yield f"  {card.name}", f"{speed:,.0f} samples/s per GPU, {_hours(run, samples, speed)}"
 
 
-def _hours(plan: Plan, speed: float) -> str:
-    gpu_hours = plan.samples / speed / 3600
-    return f"{_number(gpu_hours / plan.ranks)} hours, {_number(gpu_hours)} GPU-hours"
+def _hours(run: Any, samples: int, speed: float) -> str:
+    gpu_hours = samples / speed / 3600
+    return f"{_number(gpu_hours / run.world_size)} hours, {_number(gpu_hours)} GPU-hours"
 
 
-def _parts(memory: StepMemory) -> str:
+def _parts(memory: StepCosts) -> str:
     names = {
         "activations": memory.activations,
         "optimizer": memory.optimizer,
@@ -207,8 +188,6 @@ def forecast_line(args: Any) -> str | None:
 
 def sentence(args: Any) -> str:
     """Return the sentence of the forecast, in a process that is no rank. Raise any error where there is no forecast."""
-    from ..host import flags
-
     if reason := flags.not_forecast(args):
         raise ValueError(reason)
     args = copy.copy(args)
@@ -217,9 +196,7 @@ def sentence(args: Any) -> str:
     if args.lora:
         model.add_lora(args.lora)
     training = FakeTraining(model, flags.planned_loss(args), precision=args.precision, ranks=args.world_size)
-    here, saved = (
-        training.measure(args.batch_size, args.accum_freq, on).memory for on in (args.grad_checkpointing, True)
-    )
+    here, saved = (training.measure(args.batch_size, args.accum_freq, on) for on in (args.grad_checkpointing, True))
     text = (
         f"By forecast a rank needs {here.peak / 1e9:.1f} GB at --batch-size {args.batch_size}, of which "
         f"{here.activations / 1e9:.1f} GB grow with it, and a card {CONTEXT / 1e9:.1f} GB and 5 to 10 % more"

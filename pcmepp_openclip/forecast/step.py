@@ -5,7 +5,7 @@ memory is not counted: the CUDA context and its libraries, workspaces of kernels
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -28,82 +28,21 @@ SHARED = ("logit_scale", "logit_bias")  # outputs of a model with one value for 
 INPUT = {"bf16": torch.bfloat16, "pure_bf16": torch.bfloat16, "fp16": torch.float16, "pure_fp16": torch.float16}
 
 
-@dataclass
-class TrainingStep:
-    """The training step of a run, to be called within a `FakeTensorMode` and, on more ranks than one, `fake_ranks`.
-
-    Arguments:
-        model: a model with fake tensors, in the dtype of its --precision.
-        loss: a loss that takes the model's output by name.
-        precision: a value of --precision.
-        image_size: [height, width] of images.
-        context_length: tokens of a text; all texts have the full length.
-    """
-
-    model: Any
-    loss: nn.Module
-    optimizer: torch.optim.Optimizer
-    precision: str
-    image_size: tuple[int, int]
-    context_length: int
-
-    def make_state(self) -> None:
-        """Make the state of the optimizer, which a run has after its first step."""
-        self._make_gradients()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-    def __call__(self, batch_size: int, accum_freq: int, after_forward: Callable[[], None]) -> None:
-        """Train for one step and keep the gradients, as open_clip does until the next step.
-
-        Only one of the `accum_freq` batches, which need equal memory, is computed, while gradients of another exist.
-        """
-        self.optimizer.zero_grad()
-        images, texts = self._images(batch_size), self._texts(batch_size)
-        others = [(self._images(batch_size), self._texts(batch_size)) for _ in range(accum_freq - 1)]
-        if others:
-            self._make_gradients()
-        loss = self._loss(images, texts, len(others))
-        after_forward()
-        loss.backward()
-        self.optimizer.step()
-
-    def _loss(self, images: Tensor, texts: Tensor, others: int) -> Tensor:
-        """Return the loss of this batch with the features of `others` batches, which open_clip has computed before."""
-        with self._autocast():
-            out = self.model(images, texts)
-            if others:
-                features = {name: value for name, value in out.items() if name not in SHARED}
-                for name, value in features.items():
-                    out[name] = torch.cat([value, *(torch.empty_like(value) for _ in range(others))])
-            return torch.stack(list(self.loss(**out, output_dict=True).values())).sum()
-
-    def _make_gradients(self) -> None:
-        for parameter in self.model.parameters():
-            if parameter.requires_grad:
-                parameter.grad = torch.empty_like(parameter)
-
-    def _autocast(self) -> Any:
-        dtype = AUTOCAST.get(self.precision)
-        return torch.autocast("cpu", dtype) if dtype else contextlib.nullcontext()
-
-    def _images(self, count: int) -> Tensor:
-        return torch.empty(count, 3, *self.image_size, dtype=INPUT.get(self.precision))
-
-    def _texts(self, count: int) -> Tensor:
-        return torch.zeros(count, self.context_length, dtype=torch.long)
-
-
 @dataclass(frozen=True)
-class StepMemory:
-    """Bytes at the moment of the peak, whose parts add up to it.
+class StepCosts:
+    """The costs of a step on one rank. The parts of the memory are bytes at the moment of the peak, and add up to it.
 
     Arguments:
+        peak: bytes of memory at the peak.
         weights: parameters and buffers.
         gradients: those that exist at the peak; few where it is at the start of the backward pass.
         optimizer: the state of the optimizer.
         buckets: DDP's copy of the gradients; none on a single rank.
         activations: all else: what is saved for the backward pass, the batch, the loss and temporary tensors.
+        flops: FLOPs of one batch, forward and backward; --accum-freq batches make a step.
+        forward_flops: FLOPs of its forward pass alone, which --accum-freq repeats.
+        collectives, sent: number of collectives of the loss of one batch, and the bytes that the rank sends for them.
+        reduced: bytes that the rank sends for DDP's mean of the gradients, once per step.
     """
 
     peak: int
@@ -112,30 +51,16 @@ class StepMemory:
     optimizer: int
     buckets: int
     activations: int
-
-    @property
-    def at_update(self) -> int:
-        """Return the memory when AdamW updates the weights: it has two numbers per gradient, and takes a third."""
-        return self.weights + 2 * self.optimizer + self.buckets
-
-
-@dataclass(frozen=True)
-class StepCosts:
-    """The costs of a step on one rank.
-
-    Arguments:
-        flops: FLOPs of one batch, forward and backward; --accum-freq batches make a step.
-        forward_flops: FLOPs of its forward pass alone, which --accum-freq repeats.
-        collectives, sent: number of collectives of the loss of one batch, and the bytes that the rank sends for them.
-        reduced: bytes that the rank sends for DDP's mean of the gradients, once per step.
-    """
-
-    memory: StepMemory
     flops: int
     forward_flops: int
     collectives: int
     sent: int
     reduced: int
+
+    @property
+    def at_update(self) -> int:
+        """Return the memory when AdamW updates the weights: it has two numbers per gradient, and takes a third."""
+        return self.weights + 2 * self.optimizer + self.buckets
 
 
 @contextlib.contextmanager
@@ -156,45 +81,45 @@ class FakeTraining:
 
     Arguments:
         model: a model on the device "meta" whose output is a dict; its tensors are replaced.
-        loss: the loss for `ranks` ranks.
+        loss: the loss for `ranks` ranks, which takes the model's output by name.
         precision: a value of --precision.
 
-    The optimizer is AdamW as open_clip makes it, which on a GPU takes one more copy of the gradients for a moment.
+    The optimizer is AdamW as open_clip makes it, which on a GPU takes one more copy of the gradients for a moment. All
+    texts have the full length.
     """
 
     def __init__(self, model: Any, loss: nn.Module, *, precision: str, ranks: int = 1):
-        self.model, self.ranks = model, ranks
+        self.model, self.loss, self.precision, self.ranks = model, loss, precision, ranks
         self.counter = StepCounter()
         self._mode = FakeTensorMode(allow_non_fake_inputs=False)
         with self._fake():
             self.trained = [p for p in to_fake(model.train()).parameters() if p.requires_grad]
-            optimizer = torch.optim.AdamW(self.trained, foreach=True)
-            height, width = pair(model.visual.image_size)
-            self.step = TrainingStep(model, loss, optimizer, precision, (height, width), model.context_length)
-            self.step.make_state()
+            self.optimizer = torch.optim.AdamW(self.trained, foreach=True)
+            self._make_gradients()
+            self.optimizer.step()  # makes the state, which a run has after its first step
+            self.optimizer.zero_grad()
 
     def measure(self, batch_size: int, accum_freq: int = 1, grad_checkpointing: bool = False) -> StepCosts:
+        """Return the costs of a step of `accum_freq` batches."""
         self.model.set_grad_checkpointing(grad_checkpointing)
-        counter, optimizer = self.counter, self.step.optimizer
+        counter = self.counter
         with self._fake():
-            optimizer.zero_grad()
+            self.optimizer.zero_grad()
             counter.restart()
-            self.step(batch_size, accum_freq, counter.after_forward)
-            state = [x for values in optimizer.state.values() for x in values.values() if isinstance(x, torch.Tensor)]
+            self._step(batch_size, accum_freq)
+            state = [x for values in self.optimizer.state.values() for x in values.values() if isinstance(x, Tensor)]
             gradients = [p.grad for p in self.trained if p.grad is not None]
             weights = counter.bytes_of([*self.model.parameters(), *self.model.buffers()])
             copy, kept = counter.bytes_of(gradients), counter.bytes_of(state)
             at_peak = counter.bytes_of(gradients, at_peak=True)
         buckets = copy if self.ranks > 1 else 0
         return StepCosts(
-            StepMemory(
-                peak=counter.peak + buckets,
-                weights=weights,
-                gradients=at_peak,
-                optimizer=kept,
-                buckets=buckets,
-                activations=counter.peak - weights - at_peak - kept,
-            ),
+            peak=counter.peak + buckets,
+            weights=weights,
+            gradients=at_peak,
+            optimizer=kept,
+            buckets=buckets,
+            activations=counter.peak - weights - at_peak - kept,
             flops=counter.flops,
             forward_flops=counter.forward_flops,
             collectives=len(counter.collectives),
@@ -202,13 +127,43 @@ class FakeTraining:
             reduced=Collective("all_reduce", copy, "cuda").sent(self.ranks),
         )
 
+    def _step(self, batch_size: int, accum_freq: int) -> None:
+        """Train for one step and keep the gradients, as open_clip does until the next step.
+
+        Only one of the `accum_freq` batches, which need equal memory, is computed, while gradients of another exist.
+        """
+        images, texts = self._batch(batch_size)
+        others = [self._batch(batch_size) for _ in range(accum_freq - 1)]
+        if others:
+            self._make_gradients()
+        dtype = AUTOCAST.get(self.precision)
+        with torch.autocast("cpu", dtype) if dtype else contextlib.nullcontext():
+            out = self.model(images, texts)
+            if others:  # whose features open_clip has computed before
+                features = {name: value for name, value in out.items() if name not in SHARED}
+                for name, value in features.items():
+                    out[name] = torch.cat([value, *(torch.empty_like(value) for _ in others)])
+            loss = torch.stack(list(self.loss(**out, output_dict=True).values())).sum()
+        self.counter.forward_flops = self.counter.flops
+        loss.backward()
+        self.optimizer.step()
+
+    def _make_gradients(self) -> None:
+        for parameter in self.trained:
+            parameter.grad = torch.empty_like(parameter)
+
+    def _batch(self, size: int) -> tuple[Tensor, Tensor]:
+        height, width = pair(self.model.visual.image_size)
+        images = torch.empty(size, 3, height, width, dtype=INPUT.get(self.precision))
+        return images, torch.zeros(size, self.model.context_length, dtype=torch.long)
+
     @contextlib.contextmanager
     def _fake(self) -> Iterator[None]:
         with fake_ranks(self.ranks), self._mode, self.counter, as_on_a_card():
             yield
 
 
-def step_memory(
+def step_costs(
     model: str,
     batch_size: int,
     *,
@@ -216,8 +171,8 @@ def step_memory(
     accum_freq: int = 1,
     grad_checkpointing: bool = False,
     ranks: int = 1,
-) -> StepMemory:
-    """Return the memory of a rank in a training step of the named model, all of whose parameters are trained.
+) -> StepCosts:
+    """Return the costs of a rank in a training step of the named model, all of whose parameters are trained.
 
     Arguments:
         batch_size, precision, accum_freq, grad_checkpointing: the flags of these names.
@@ -232,7 +187,7 @@ def step_memory(
     if isinstance(built, ProbabilisticModel):
         loss = pcmepp_loss(built.pcmepp_cfg, world_size=ranks)
     training = FakeTraining(built, loss, precision=precision, ranks=ranks)
-    return training.measure(batch_size, accum_freq, grad_checkpointing).memory
+    return training.measure(batch_size, accum_freq, grad_checkpointing)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -199,13 +199,7 @@ def prune(folder: Path, keep: Path, keep_every_epoch: bool) -> None:
         if where is not None and where < newest and (where[1] or not keep_every_epoch):
             with contextlib.suppress(OSError):
                 path.unlink()
-    for path in _leftovers(folder):
-        with contextlib.suppress(OSError):
-            path.unlink()
-
-
-def _leftovers(folder: Path) -> Iterator[Path]:
-    """Yield the temporary files of processes that were killed while they saved."""
-    for path in folder.glob(".*.pt.*.tmp"):
+    for path in folder.glob(".*.pt.*.tmp"):  # the temporary files of processes that were killed while they saved
         if path.suffixes[-2] != f".{os.getpid()}":
-            yield path
+            with contextlib.suppress(OSError):
+                path.unlink()

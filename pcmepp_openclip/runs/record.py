@@ -46,8 +46,7 @@ def check_fixed(now: dict[str, Any], before: dict[str, Any], fixed: Collection[s
     """
     for name in sorted(fixed) if before else ():
         if (now.get(name) or None) != (before.get(name) or None):
-            flag = flag_of(name)
-            was, now_is = (_words(flag, values.get(name)) for values in (before, now))
+            was, now_is = (_words(flag_of(name), values.get(name)) for values in (before, now))
             raise ValueError(
                 f"The run to resume was trained {was}, not {now_is}: give the same, or start a new run from its "
                 "weights by --pretrained and another --name."
@@ -89,23 +88,20 @@ class RunDescription:
         """
         from ..system.version import __version__
 
+        # Flags for the start of a run have no effect in a resumed one.
+        before, now = resumed.get("hyperparameters") or {}, self.hyperparameters
+        if before:
+            kept = {name: value for name, value in now.items() if name not in AT_START}
+            now = dict(sorted({**kept, **{name: before[name] for name in AT_START if name in before}}.items()))
         versions = {"pcmepp-openclip": __version__, "open_clip_torch": importlib.metadata.version("open_clip_torch")}
         versions |= {"torch": torch.__version__, "python": platform.python_version()}
         return {
             "config": export.model_config_of(model, self.model_config),
-            "hyperparameters": in_effect(self.hyperparameters, resumed.get("hyperparameters") or {}),
+            "hyperparameters": now,
             "changes": resumed.get("changes") or [],
             "data": self.sources,
             "versions": {name: str(version) for name, version in versions.items()},
         }
-
-
-def in_effect(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
-    """Return the hyperparameters of a resumed run, in which flags for the start of a run have no effect."""
-    if not before:
-        return now
-    kept = {name: value for name, value in now.items() if name not in AT_START}
-    return dict(sorted({**kept, **{name: before[name] for name in AT_START if name in before}}.items()))
 
 
 def hyperparameters(args: dict[str, Any], published: Collection[str]) -> dict[str, Any]:
@@ -202,7 +198,11 @@ def checked(metadata: Any) -> dict[str, Any]:
         "changes": [
             change for entry in _entries(metadata.get("changes")) if (change := _checked_change(entry)) is not None
         ],
-        "data": [_checked_source(source) for source in _entries(metadata.get("data")) if is_name(source.get("name"))],
+        "data": [
+            {"name": source["name"], "samples": count(source.get("samples")), "share": numbers(source).get("share")}
+            for source in _entries(metadata.get("data"))
+            if is_name(source.get("name"))
+        ],
         "versions": {name: text for name, text in parts["versions"].items() if is_name(name) and is_name(text)},
     }
 
@@ -225,18 +225,6 @@ def _checked_change(change: dict) -> dict[str, Any] | None:
     }
     step = count(change.get("step"))
     return {"step": step, **kept} if kept and step is not None else None
-
-
-def _checked_source(source: dict) -> dict[str, Any]:
-    return {
-        "name": source["name"],
-        "samples": count(source.get("samples")),
-        "share": _number_or_none(source.get("share")),
-    }
-
-
-def _number_or_none(value: Any) -> Any:
-    return value if is_number(value) else None
 
 
 def count(value: Any) -> int | None:

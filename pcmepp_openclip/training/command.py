@@ -123,7 +123,7 @@ def run(config: RunConfig, spec: data.DataSpec) -> int:
 
     def before_exit() -> None:
         if loop is not None:
-            loop.writer.saver.wait()
+            loop.writer.wait()
             loop.release()
 
     def finish_push(seconds: float, hurry: Callable[[], bool] = lambda: False) -> None:
@@ -155,7 +155,7 @@ def run(config: RunConfig, spec: data.DataSpec) -> int:
         return EXIT_STOPPED
     except BaseException as error:
         if loop is not None:
-            loop.writer.saver.wait()
+            loop.writer.wait()
         finish_push(push.STOP_TIMEOUT_S)
         if isinstance(error, OtherRankFailed):
             watch.say(error.failure)

@@ -57,11 +57,10 @@ class RankCoordinator:
         save_every_minutes: float,
         timeout_minutes: float,
     ):
-        self.folder, self.rank, self.world_size = folder, rank, world_size
+        self.folder, self.rank, self.world_size, self.stop_file = folder, rank, world_size, folder / "stop"
         self.save_every_minutes, self.timeout = save_every_minutes, timedelta(minutes=timeout_minutes)
         self.first_signal: float | None = None
-        self.saved_at = time.monotonic()
-        self.asked_at = time.monotonic()
+        self.saved_at = self.asked_at = time.monotonic()
         self.interval = self.countdown = 1
         self.wants_stop = False
         self.leaving = False  # the main thread is ending the run
@@ -108,14 +107,9 @@ class RankCoordinator:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGCONT)
 
-    @property
     def stop_asked(self) -> bool:
         """Return whether this rank knows of a stop request; the other ranks may not yet."""
         return self.wants_stop or self.first_signal is not None or self.stop_file.exists()
-
-    @property
-    def stop_file(self) -> Path:
-        return self.folder / "stop"
 
     def ask_stop(self) -> None:
         """Pass a request to stop on to ranks that received no signal."""

@@ -11,7 +11,7 @@ import open_clip
 from .. import data
 from ..encode import tokens
 from ..host import weights
-from ..host.flags import empty_batch, image_size, model_without_weights, not_forecast, planned_loss
+from ..host.flags import empty_batch, model_without_weights, not_forecast, planned_loss
 from ..models.lora import lora_state_dict
 from ..runs import checkpoints
 from . import param_groups
@@ -71,20 +71,7 @@ def describe(config: RunConfig, spec: data.DataSpec) -> Iterator[tuple[str, str]
 def _forecast(config: RunConfig, model: Any, samples: int) -> Iterator[tuple[str, str]]:
     from ..forecast import report  # takes a while to import
 
-    plan = report.Plan(
-        batch_size=config.batch_size,
-        accum_freq=config.accum_freq,
-        grad_checkpointing=config.grad_checkpointing,
-        precision=config.precision,
-        ranks=config.world_size,
-        workers=config.workers,
-        image_size=image_size(model),
-        context_length=model.context_length,
-        samples=samples,
-        speed=config.samples_per_second_per_gpu,
-        why_not=not_forecast(config),
-    )
-    return report.rows(plan, model, planned_loss(config))
+    return report.rows(config, model, planned_loss(config), samples, not_forecast(config))
 
 
 def _start(config: RunConfig, model: Any) -> str:

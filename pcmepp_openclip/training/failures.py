@@ -3,6 +3,9 @@
 Otherwise the others would wait for it in a collective until the time-out. A rank that fails puts its message into the
 store of the process group. A thread of every rank looks for one every two seconds, which is one small request, and ends
 the process even if its main thread is blocked.
+
+The error files of torchrun (`torch.distributed.elastic...errors.record`) are not enough: only its agent reads them, on
+its own node, and gives the other ranks half a minute; under srun there is no agent.
 """
 
 import contextlib
@@ -14,9 +17,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..system import network
 from ..system.errors import RunFailed
@@ -32,22 +34,22 @@ KEY = "pcmepp/failure"
 SEEN = "pcmepp/failure/seen"
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(NamedTuple):
     """A failed rank, as the other ranks learn of it.
 
     Arguments:
-        node: its host, and the index of its node, "" if the launcher gives none.
+        group: the index of its node, "" if the launcher gives none.
         code: its exit code.
     """
 
     rank: int
-    node: tuple[str, str]
+    host: str
+    group: str
     code: int
     sentence: str
 
     def __str__(self) -> str:
-        return f"rank {self.rank} on {self.node[0]} failed: {self.sentence}"
+        return f"rank {self.rank} on {self.host} failed: {self.sentence}"
 
 
 class OtherRankFailed(RunFailed):
@@ -95,7 +97,7 @@ class FailureWatch:
 
     def say(self, failure: Failure) -> None:
         """Print a failure once per node. On the node of the failed rank, that rank prints its own error."""
-        if self.leads_node and self.node != failure.node:
+        if self.leads_node and self.node != (failure.host, failure.group):
             print(f"pcmepp train: {printable(str(failure))}", file=sys.stderr, flush=True)
 
     def _reported(self, error: BaseException) -> Failure | None:
@@ -111,9 +113,9 @@ class FailureWatch:
         self._store = self._store or (network.run_store() if self.world_size > 1 else None)
         if self._store is None:
             return None
-        mine = Failure(self.rank, self.node, _exit_code(error), redact(_sentence(error)))
+        mine = Failure(self.rank, *self.node, *_code_and_sentence(error))
         try:
-            first = _parse(self._store.compare_set(KEY, "", json.dumps(asdict(mine))))
+            first = Failure(*json.loads(self._store.compare_set(KEY, "", json.dumps(mine))))
             self._let_others_see()
         except RuntimeError:  # the store has ended with the node that held it
             return None
@@ -124,7 +126,7 @@ class FailureWatch:
             try:
                 if not self._store.check([KEY]):
                     continue
-                failure = _parse(self._store.get(KEY))
+                failure = Failure(*json.loads(self._store.get(KEY)))
             except RuntimeError:
                 return
             if failure.rank != self.rank and self._ending.acquire(blocking=False):
@@ -158,20 +160,9 @@ class FailureWatch:
             self._thread.join(INTERVAL_S)
 
 
-def _parse(text: bytes) -> Failure:
-    values = json.loads(text)
-    return Failure(**{**values, "node": tuple(values["node"])})
-
-
-def _sentence(error: BaseException) -> str:
-    if isinstance(error, (ValueError, RunFailed)):
-        return str(error)
+def _code_and_sentence(error: BaseException) -> tuple[int, str]:
+    """Return the exit code that `pcmepp` has for an error, and what other ranks learn of it."""
+    code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 2 if isinstance(error, ValueError) else 1
     lines = str(error).strip().splitlines()
-    return ": ".join([type(error).__name__, *lines[:1]])
-
-
-def _exit_code(error: BaseException) -> int:
-    """Return the exit code that `pcmepp` has for an error."""
-    if isinstance(error, KeyboardInterrupt):
-        return 128 + signal.SIGINT
-    return 2 if isinstance(error, ValueError) else 1
+    named = isinstance(error, (ValueError, RunFailed))
+    return code, redact(str(error) if named else ": ".join([type(error).__name__, *lines[:1]]))

@@ -2,19 +2,17 @@
 
 `Training.run` is the run: `_build` makes the model, the optimizer and the data, `_train_epoch` takes the steps of an
 epoch, `_validate` measures the model after it. A step is `compute_gradients` and `_update`. What needs no step to be
-understood has a module of its own: `steps` waits for batches, `saving` writes checkpoints, `resuming` reads them,
-`recipe` does what the flags for fine-tuning ask for, `monitor` watches the loss, and `coordination` lets all ranks save
-or stop at the same step.
+understood has a module of its own: `waits` waits for batches, `checkpoint` saves and restores the run, `recipe` does
+what the flags for fine-tuning ask for, `monitor` watches the loss, and `coordination` lets all ranks save or stop at
+the same step.
 
 With the same flags, data and seed the weights are those of `open_clip_train.main`, to the bit.
 """
 
-import contextlib
 import functools
 import logging
 import sys
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -22,24 +20,23 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..data import build
-from ..encode import tokens
 from ..host import training as host
-from ..host.parallel import is_compiled, load_optimizer
+from ..host.data import image_and_text
+from ..host.parallel import is_compiled
+from ..models.lora import stock_state_dict
 from ..runs import checkpoints, record, rng
 from ..runs.lock import FolderLock, take_folder
 from . import augment, validation_data
 from .caching import cached_data
+from .checkpoint import CheckpointWriter, EpochStart, NotSaved, ResumedRun, trained_state
 from .config import RunConfig
 from .coordination import RankCoordinator, Stopped
-from .full_length import full_length_pass, is_wanted
-from .model_flags import tower_config
-from .monitor import Monitor, StepLog, progress_bar
+from .memory import full_length_pass, is_wanted
+from .monitor import Monitor, StepLog, last_checkpoint
 from .push import Pusher
 from .recipe import Recipe
-from .resuming import EpochStart, ResumedRun, load_checkpoint
-from .saving import CheckpointWriter, NotSaved, checkpoint_of, weights_of
-from .steps import Batches, StopAsked, Waiter, epoch_batches, start_random_numbers, stop_while_waiting
 from .validation import Validator
+from .waits import Stalled, StopAsked, Waiter
 
 PER_STEP = ("logit_scale", "logit_bias")  # what a model returns once for all samples of a batch
 
@@ -59,20 +56,13 @@ class Training:
         settings = self.settings = args
         self.computing = host.computing(args)
         self.device, self.autocast, self.dtype = self.computing.values()
-        self.recipe = Recipe(args, weights=self._weights_alone)
+        self.recipe = Recipe(args, self._weights_alone)
         self.lock: FolderLock | None = take_folder(settings.folder) if settings.rank == 0 else None
-        self.coordinator = RankCoordinator(
-            folder=settings.folder,
-            rank=settings.rank,
-            world_size=settings.world_size,
-            distributed=settings.distributed,
-            save_every_minutes=settings.save_every_minutes,
-            timeout_minutes=settings.rank_timeout_minutes,
-        )
+        ranks = settings.folder, settings.rank, settings.world_size, settings.distributed
+        self.coordinator = RankCoordinator(*ranks, settings.save_every_minutes, settings.rank_timeout_minutes)
         self.writer = CheckpointWriter(settings, pusher, self.lock)
-        self.waiter = Waiter(lambda: self.coordinator.stop_asked)
-        self.batches = Batches(settings, self.waiter)
-        self.validator = Validator(settings, self.waiter, self.batches)
+        self.waiter = Waiter(settings, self.coordinator.stop_asked)
+        self.validator = Validator(settings, self.waiter)
         self.saves = settings.rank == 0 and args.keeps_files
         self.resumed: ResumedRun | None = None
         self.start_epoch = self.samples_seen = self.steps_per_epoch = 0
@@ -114,7 +104,9 @@ class Training:
             self.optimizer, self.scaler = host.build_optimizer(args, self.model)
             self.recipe.set_up_optimizer(self.optimizer, model)
         if args.resume is not None:
-            self._resume(args.resume)
+            self.resumed = ResumedRun(args.resume, settings, self.description.hyperparameters)
+            self.resumed.restore(self.model, self.optimizer, self.scaler, self.recipe)
+            self.samples_seen, self.start_epoch = self.resumed.training.get("samples_seen", 0), self.resumed.epoch
         tokenizer = host.build_tokenizer(args)
         self.augment = augment.batch_augmentation(args, tokenizer)
         self.data = self._read_data(transforms, tokenizer)
@@ -137,26 +129,11 @@ class Training:
         path = self.coordinator.gather(path)[0]
         return None if path is None else str(path)
 
-    def _resume(self, path: str) -> None:
-        checkpoint, self.resumed = load_checkpoint(path, self.settings, self.description.hyperparameters)
-        if self.resumed is None:  # weights alone
-            self.model.load_state_dict(checkpoint)
-            return
-        self.recipe.resume(checkpoint)
-        self.samples_seen, self.start_epoch = self.resumed.samples_seen, checkpoint["epoch"]
-        self.model.load_state_dict(checkpoint["state_dict"])
-        if self.optimizer is not None:
-            load_optimizer(self.optimizer, checkpoint["optimizer"])
-        if self.scaler is not None and "scaler" in checkpoint:
-            self.scaler.load_state_dict(checkpoint["scaler"])
-        logging.info("=> resuming checkpoint '%s' (epoch %d)", path, self.start_epoch)
-
     def _read_data(self, transforms: list[Any], tokenizer: Any) -> dict[str, Any]:
         """Return the training and validation data by open_clip's keys."""
         args, make_train = self.args, None
         if args.cache_tokens:
-            towers = tokens.Towers(self.inner, tower_config(args), args.precision, **self.computing)
-            make_train = functools.partial(cached_data, self, Path(args.cache_tokens), self.spec, towers)
+            make_train = functools.partial(cached_data, self)
         val_data = self.spec.places.get("val_data")
         make_validation = validation_data.maker(args, val_data)
         makers = make_train, make_validation
@@ -181,11 +158,11 @@ class Training:
     def _watch(self, loss: nn.Module) -> None:
         """Train by this loss; watch it, and write down what becomes of it."""
         settings = self.settings
-        self.monitor, self.log = Monitor(loss, settings, self.args.pcmepp_cfg), StepLog(settings, self.tb_writer)
-        self.monitor.loss.scaler = self.scaler
-        self.monitor.steps = settings.epochs * self.steps_per_epoch
+        steps = settings.epochs * self.steps_per_epoch
+        history = settings.checkpoints / record.HISTORY if self.saves else None
+        self.monitor = Monitor(loss, settings, self.args.pcmepp_cfg, self.scaler, steps, history)
+        self.log = StepLog(settings, self.tb_writer)
         if self.saves:
-            self.monitor.history = settings.checkpoints / record.HISTORY
             self.recipe.start(self.data["val"].dataloader if "val" in self.data else None)
             self.pusher.start()
 
@@ -194,24 +171,25 @@ class Training:
     def _train_epoch(self, epoch: int) -> None:
         settings, train, accum = self.settings, self.data["train"], self.settings.accum_freq
         start = self.resumed.enter_epoch(train, epoch) if self.resumed else EpochStart()
-        epoch_rng = start_random_numbers(train, start, settings)
+        epoch_rng = None
+        if not self._starts_anywhere:  # open_clip's own loaders shuffle by these; a resumed epoch is as it was before
+            if start.batch and "epoch_rng" in start.states:
+                rng.restore(start.states["epoch_rng"], settings.device)
+            epoch_rng = rng.state(settings.device)
         self.trained, self.writer.outdated = True, start.outdated
         self.coordinator.expect_steps(running=False)
         self.model.train()
         frozen = self.recipe.frozen_epoch(self.inner, epoch, self.steps_per_epoch)
         per_batch, batches = settings.samples_per_batch, train.dataloader.num_batches
-        self.log.start_epoch(epoch, train.dataloader.num_samples, self.steps_per_epoch)
         done = start.batch  # batches that are part of a step
         save = functools.partial(self._save, epoch, start, epoch_rng)
         images, texts, features = [], [], []  # of the batches of a step
         try:
-            with contextlib.closing(
-                progress_bar(epoch, batches * per_batch, start.batch * per_batch, settings.rank)
-            ) as bar:
-                for i, batch in epoch_batches(train, epoch, start, settings, self.batches):
+            with self.log.start_epoch(epoch, train.dataloader, self.steps_per_epoch, start.batch) as bar:
+                for i, batch in self._batches(epoch, start):
                     step = epoch * self.steps_per_epoch + i // accum
                     logged = self.log.is_due(i // accum)
-                    self.monitor.loss.before_step(step, epoch, logged)
+                    self.monitor.before_step(step, epoch, logged)
                     if self.augment is not None:
                         batch = self.augment(batch, epoch, i)
                     self._try_full_length(batch)
@@ -225,7 +203,7 @@ class Training:
                         features.append(features_of(self.model, images[-1], texts[-1], self.autocast))
                     if len(images) == accum:
                         losses, scale = compute_gradients(
-                            *(self.model, self.monitor.loss, images, texts, features, self.autocast),
+                            *(self.model, self.monitor, images, texts, features, self.autocast),
                             scaler=self.scaler,
                             factor=frozen.factor(step),
                         )
@@ -249,7 +227,11 @@ class Training:
                         if wants_save:
                             save(done)
         except StopAsked:
-            stop_while_waiting(self.coordinator, settings)
+            if not self.coordinator.all_wait():
+                raise Stalled(
+                    f"Asked to stop while rank {settings.rank} waited for data that another rank had: nothing could be "
+                    f"saved. {last_checkpoint(settings.checkpoints)} Start again with --resume latest."
+                ) from None
             self.samples_seen -= len(images) * per_batch
             self._stop(functools.partial(save, done), epoch * self.steps_per_epoch + done // accum)
         self.save_epoch = functools.partial(save, batches)
@@ -258,6 +240,24 @@ class Training:
         complete, frequency = epoch + 1, settings.save_frequency
         if (frequency > 0 and complete % frequency == 0) or complete == settings.epochs or self.coordinator.wants_stop:
             self.save_epoch()
+
+    @property
+    def _starts_anywhere(self) -> bool:
+        """Return whether the training data can be entered at any batch; of others the batches before it are read."""
+        return hasattr(self.data["train"], "position")
+
+    def _batches(self, epoch: int, start: EpochStart) -> Iterator[tuple[int, Any]]:
+        """Yield (index, batch) of an epoch from its start on, with the random numbers of the checkpoint if resumed."""
+        train = self.data["train"]
+        train.set_epoch(epoch, **({"first_batch": start.batch} if self._starts_anywhere else {}))
+        iterator = self.waiter.epoch(train.dataloader, epoch)
+        if start.batch and not self._starts_anywhere:
+            logging.info("Skipping %d batches that were seen before the restart.", start.batch)
+            for _ in range(start.batch):
+                next(iterator)
+        if "rng" in start.states:
+            rng.restore(start.states["rng"], self.settings.device)
+        yield from enumerate(map(image_and_text, iterator), start.batch)
 
     def _update(self) -> None:
         """Take the step: clip the gradients, update the weights, and keep the scale of the logits below 100."""
@@ -280,7 +280,7 @@ class Training:
         """
         tried, self.tried_full_length = self.tried_full_length, True
         if not tried and not is_compiled(self.model) and is_wanted(self.inner, batch[1], self.device):
-            loss, accum = self.monitor.loss.loss, self.settings.accum_freq
+            loss, accum = self.monitor.loss, self.settings.accum_freq
             full_length_pass(self.inner, loss, self.optimizer, batch, accum_freq=accum, **self.computing)
 
     # After the steps.
@@ -305,7 +305,7 @@ class Training:
             if self.saves and self.optimizer is not None and not self.recipe.unsaved:
                 self.validator.complete(epochs)
         finally:
-            self.writer.saver.wait()  # it hands over the checkpoint that was held back for this validation
+            self.writer.wait()  # it hands over the checkpoint that was held back for this validation
             self.pusher.release()
             if before is not None:
                 rng.restore(before, self.settings.device)
@@ -313,10 +313,11 @@ class Training:
             dist.barrier()
 
     def _weights_alone(self, model: nn.Module, state_dict: dict[str, Any], epochs: int) -> dict[str, Any]:
-        """Return a checkpoint of weights alone, after so many epochs."""
+        """Return a checkpoint of weights alone, after so many epochs, which is not to be resumed."""
         state = {"step": epochs * self.steps_per_epoch, "samples_seen": self.samples_seen}
         metadata = self.description.metadata(model, self.resumed.metadata if self.resumed else {})
-        return weights_of(state_dict, self.settings.name, epochs, state, metadata)
+        name = self.settings.name
+        return {"epoch": epochs, "name": name, "state_dict": state_dict, "training": state, "about": metadata}
 
     def _save(self, epoch: int, start: EpochStart, epoch_rng: Any, done: int) -> None:
         """Save a checkpoint after `done` batches of the epoch; called on every rank."""
@@ -331,18 +332,15 @@ class Training:
         if not self.saves:
             return
         first, seen = (0, 0) if complete else (start.batch, start.samples_before)
-        dealt = train.dataloader.state(done) if hasattr(train, "position") and not complete else None
-        state = {
+        checkpoint = self._weights_alone(self.inner, stock_state_dict(self.inner), epochs)
+        checkpoint |= trained_state(self.inner, self.optimizer, self.scaler) | self.recipe.state_dict()
+        checkpoint["training"] |= {
             "step": epochs * self.steps_per_epoch + batches // settings.accum_freq,
-            "samples_seen": self.samples_seen,
             "samples_in_epoch": seen + (batches - first) * settings.samples_per_batch,
-            "data": dealt,
+            "data": train.dataloader.state(done) if self._starts_anywhere and not complete else None,
             "rng": list(states),
             "epoch_rng": None if None in starts else list(starts),
         }
-        metadata = self.description.metadata(self.inner, self.resumed.metadata if self.resumed else {})
-        checkpoint = checkpoint_of(self.inner, self.optimizer, self.scaler, settings.name, epochs, state, metadata)
-        self.recipe.extend(checkpoint)
         self.coordinator.saved(well=self.writer.write(checkpoint, batches, complete and settings.validates))
 
     def _stop(self, save: Callable[[], None], step: int) -> NoReturn:

@@ -27,49 +27,112 @@ class NonFiniteLoss(RunFailed):
     """The loss, or with fp16 its gradients, are not finite. Raised once, on all ranks, with the step and the terms."""
 
 
-class Monitor:
-    """Watches the loss of a run, without changing what is computed.
+class Monitor(nn.Module):
+    """A loss that is watched, without changing what is computed.
 
-    At the logging interval: PCME++'s diagnostics, averaged over ranks, to the console, TensorBoard and W&B,
-    the warnings of `HealthCheck`, and the check that the loss was finite in every step since the last one. Between
-    these steps nothing waits for the device, and ranks exchange nothing for the log.
+    It remembers, on its device, the first step at which it was not finite. One such step ends the run, unless gradients
+    are scaled for fp16: a gradient that is not finite is then part of the search for the scale, and the step is
+    skipped, as in stock open_clip. There the run ends when the scale has fallen below `MIN_LOSS_SCALE`.
+
+    At the logging interval it writes PCME++'s diagnostics, averaged over ranks, to the console, TensorBoard and W&B,
+    and the warnings of `HealthCheck`. Between these steps nothing waits for the device, and ranks exchange nothing for
+    the log.
 
     Arguments:
-        loss: the loss to watch. The run trains with `Monitor.loss`.
-        settings: the settings of the run.
+        loss: the loss to watch.
         cfg: the model's `pcmepp_cfg`, None for a plain model.
+        scaler: the scaler of the gradients, if there is one.
+        steps: the steps of the whole run.
+        history: the file in which the loss is recorded, if it is.
     """
 
-    def __init__(self, loss: nn.Module, settings: RunConfig, cfg: dict | None):
-        self.loss = MonitoredLoss(loss, settings.checkpoints, settings.distributed, settings.device)
-        self.rank, self.wandb = settings.rank, settings.wandb
+    def __init__(
+        self,
+        loss: nn.Module,
+        settings: RunConfig,
+        cfg: dict | None,
+        scaler: torch.amp.GradScaler | None = None,
+        steps: int = 0,
+        history: Path | None = None,
+    ):
+        super().__init__()
+        self.loss, self.settings, self.scaler, self.steps, self.history = loss, settings, scaler, steps, history
         batch = settings.samples_per_step
         self.health = HealthCheck(PCMEppCfg.parse(cfg).as_json(), batch, settings.warmup) if cfg else None
-        self.history: Path | None = None  # the file in which the loss is recorded
-        self.steps = 0  # the steps of the whole run, set before its first epoch
+        self.step = 0
+        self.first_bad = torch.full((), math.inf, device=settings.device)
+        self.bad_terms: dict[str, Tensor] = {}
+        self.terms: dict[str, Tensor] = {}  # the terms of the last call
+
+    def before_step(self, step: int, epoch: int, logged: bool) -> None:
+        """Note which step comes next, and whether it is logged."""
+        self.step = step
+        if isinstance(self.loss, PCMEppLoss):
+            self.loss.step, self.loss.epoch = step, epoch
+            self.loss.diagnose = self.loss.global_value = logged
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        out = self.loss(*args, **kwargs)
+        terms = {name: value.detach() for name, value in (out if isinstance(out, dict) else {"loss": out}).items()}
+        with torch.no_grad():
+            total = torch.stack(list(terms.values())).sum()
+            good = torch.isfinite(total) | torch.isfinite(self.first_bad)
+            before = self.bad_terms or terms
+            self.bad_terms = {name: torch.where(good, before[name], terms[name]) for name in terms}
+            self.first_bad = torch.where(good, self.first_bad, float(self.step))
+        self.terms = terms
+        return out
 
     def check(self) -> None:
-        """Raise on all ranks if the loss of a step so far ends the run, see `MonitoredLoss`. Waits for the device."""
-        warning = self.loss.check()
-        if warning and self.rank == 0:
-            logging.warning(warning)
+        """Raise on all ranks if one of them saw a loss that ends the run. Waits for the device."""
+        skips = self.scaler is not None and self.scaler.is_enabled()
+        scale = self.scaler.get_scale() if self.scaler is not None and skips else math.inf
+        worst = torch.stack([-self.first_bad, torch.full_like(self.first_bad, -scale)])
+        if self.settings.distributed:
+            all_reduce(worst, "max")
+        first_bad, scale = (-worst).tolist()
+        problem = ""
+        if math.isfinite(first_bad):
+            problem = f"The loss was not finite at step {first_bad:.0f} ({self._non_finite_terms(first_bad)})"
+        if skips and scale >= MIN_LOSS_SCALE:
+            self.first_bad = torch.full_like(self.first_bad, math.inf)
+            if problem and self.settings.rank == 0:
+                logging.warning("%s: the step was skipped.", problem)
+            return
+        if skips:
+            problem = (
+                f"{problem or f'Gradients were not finite up to step {self.step}'}, and the loss scale of --precision "
+                f"amp fell to {scale:g}, although every such step was skipped"
+            )
+        if problem:
+            raise NonFiniteLoss(
+                f"{problem}. {last_checkpoint(self.settings.checkpoints)} Lower --lr, lengthen --warmup, or set "
+                "--grad-clip-norm 1; with --precision amp try amp_bf16."
+            )
+
+    def _non_finite_terms(self, step: float) -> str:
+        """Return the terms that were not finite at a step, on any rank, with their values."""
+        value_T = torch.stack(list(self.bad_terms.values()))
+        if self.settings.distributed:
+            value_T = all_reduce(torch.where(self.first_bad == step, value_T, 0), "sum")
+        values = zip(self.bad_terms, value_T.tolist(), strict=True)
+        return ", ".join(f"{name} {x:g}" for name, x in values if not math.isfinite(x)) or "the sum of its terms"
 
     def report(self, step: int, samples: int, tb_writer: Any) -> None:
         """Check and log the last step. Called on every rank, after a step at the logging interval."""
         self.check()
-        seen = self.loss.diagnostics()
+        seen = self.loss.read_diagnostics() if isinstance(self.loss, PCMEppLoss) else {}
         if self.history is not None:
-            terms = {name: value.item() for name, value in self.loss.terms.items()}
+            terms = {name: value.item() for name, value in self.terms.items()}
             record.append_line(self.history, {"step": step, "samples": samples, **terms, **seen})
-        if not seen or self.rank != 0:
+        if not seen or self.settings.rank != 0:
             return
         logging.info(
             f"PCME++ step {step} " + " ".join(f"{name}: {value:#.5g}".rstrip(".") for name, value in seen.items())
         )
-        track({f"train/{name}": value for name, value in seen.items()}, step, tb_writer, self.wandb)
-        if self.health is not None:
-            for warning in self.health.warnings(step, self.steps, seen):
-                logging.warning(warning)
+        track({f"train/{name}": value for name, value in seen.items()}, step, tb_writer, self.settings.wandb)
+        for warning in self.health.warnings(step, self.steps, seen) if self.health is not None else ():
+            logging.warning(warning)
 
 
 class Average:
@@ -97,11 +160,26 @@ class StepLog:
     def __init__(self, settings: RunConfig, tb_writer: Any):
         self.settings, self.tb_writer = settings, tb_writer
 
-    def start_epoch(self, epoch: int, samples: int, steps: int) -> None:
-        """Start an epoch of so many samples and steps."""
-        self.epoch, self.samples, self.steps = epoch, samples, steps
+    def start_epoch(self, epoch: int, loader: Any, steps: int, first_batch: int) -> Any:
+        """Start an epoch of so many steps at a batch of the loader.
+
+        Returns a context, the bar of its samples, samples/s and time left, which shows only on rank 0 in a terminal.
+        """
+        from tqdm import tqdm
+
+        self.epoch, self.samples, self.steps = epoch, loader.num_samples, steps
         self.terms: dict[str, Average] = {}
         self.batch_time, self.data_time, self.since = Average(), Average(), time.time()
+        per_batch = self.settings.samples_per_batch
+        return tqdm(
+            total=loader.num_batches * per_batch,
+            initial=first_batch * per_batch,
+            unit=" samples",
+            unit_scale=True,
+            desc=f"epoch {epoch}",
+            disable=self.settings.rank != 0 or not sys.stderr.isatty(),
+            leave=False,
+        )
 
     def is_due(self, step: int) -> bool:
         """Return whether a step of the epoch is logged."""
@@ -157,101 +235,6 @@ def track(values: dict[str, float], step: int, tb_writer: Any, wandb: bool) -> N
         log({**values, "step": step}, step=step)
 
 
-class MonitoredLoss(nn.Module):
-    """A loss that remembers, on its device, the first step at which it was not finite.
-
-    One such step ends the run, unless gradients are scaled for fp16: a gradient that is not finite is then part of the
-    search for the scale, and the step is skipped, as in stock open_clip. There the run ends when the scale has fallen
-    below `MIN_LOSS_SCALE`.
-
-    Arguments:
-        device: the device of the run.
-    """
-
-    def __init__(self, loss: nn.Module, checkpoints: Path, distributed: bool, device: str):
-        super().__init__()
-        self.loss = loss
-        self.checkpoints, self.distributed = checkpoints, distributed
-        self.step = 0
-        self.scaler: torch.amp.GradScaler | None = None  # the scaler of the gradients, set before the first epoch
-        self.first_bad = torch.full((), math.inf, device=device)
-        self.bad_terms: dict[str, Tensor] = {}
-        self.terms: dict[str, Tensor] = {}  # the terms of the last call
-
-    def before_step(self, step: int, epoch: int, logged: bool) -> None:
-        self.step = step
-        if isinstance(self.loss, PCMEppLoss):
-            self.loss.step, self.loss.epoch = step, epoch
-            self.loss.diagnose = self.loss.global_value = logged
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        out = self.loss(*args, **kwargs)
-        terms = {name: value.detach() for name, value in (out if isinstance(out, dict) else {"loss": out}).items()}
-        with torch.no_grad():
-            total = torch.stack(list(terms.values())).sum()
-            good = torch.isfinite(total) | torch.isfinite(self.first_bad)
-            before = self.bad_terms or terms
-            self.bad_terms = {name: torch.where(good, before[name], terms[name]) for name in terms}
-            self.first_bad = torch.where(good, self.first_bad, float(self.step))
-        self.terms = terms
-        return out
-
-    def check(self) -> str | None:
-        """Raise on all ranks if one of them saw a loss that ends the run. Waits for the device.
-
-        Returns a warning about a skipped step, or None.
-        """
-        skips = self.scaler is not None and self.scaler.is_enabled()
-        scale = self.scaler.get_scale() if self.scaler is not None and skips else math.inf
-        worst = torch.stack([-self.first_bad, torch.full_like(self.first_bad, -scale)])
-        if self.distributed:
-            all_reduce(worst, "max")
-        first_bad, scale = (-worst).tolist()
-        problem = ""
-        if math.isfinite(first_bad):
-            problem = f"The loss was not finite at step {first_bad:.0f} ({self._non_finite_terms(first_bad)})"
-        if skips and scale >= MIN_LOSS_SCALE:
-            self.first_bad = torch.full_like(self.first_bad, math.inf)
-            return f"{problem}: the step was skipped." if problem else None
-        if skips:
-            problem = (
-                f"{problem or f'Gradients were not finite up to step {self.step}'}, and the loss scale of --precision "
-                f"amp fell to {scale:g}, although every such step was skipped"
-            )
-        if problem:
-            raise NonFiniteLoss(
-                f"{problem}. {last_checkpoint(self.checkpoints)} Lower --lr, lengthen --warmup, or set "
-                "--grad-clip-norm 1; with --precision amp try amp_bf16."
-            )
-        return None
-
-    def _non_finite_terms(self, step: float) -> str:
-        """Return the terms that were not finite at a step, on any rank, with their values."""
-        value_T = torch.stack(list(self.bad_terms.values()))
-        if self.distributed:
-            value_T = all_reduce(torch.where(self.first_bad == step, value_T, 0), "sum")
-        values = zip(self.bad_terms, value_T.tolist(), strict=True)
-        return ", ".join(f"{name} {x:g}" for name, x in values if not math.isfinite(x)) or "the sum of its terms"
-
-    def diagnostics(self) -> dict[str, float]:
-        return self.loss.read_diagnostics() if isinstance(self.loss, PCMEppLoss) else {}
-
-
 def last_checkpoint(folder: Path) -> str:
     path = checkpoints.newest_good(folder)
     return f"The last good checkpoint is {path}." if path else "No checkpoint was saved before."
-
-
-def progress_bar(epoch: int, total: int, initial: int, rank: int) -> Any:
-    """Return a bar of samples, samples/s and time left of an epoch. It shows only on rank 0 in a terminal."""
-    from tqdm import tqdm
-
-    return tqdm(
-        total=total,
-        initial=initial,
-        unit=" samples",
-        unit_scale=True,
-        desc=f"epoch {epoch}",
-        disable=rank != 0 or not sys.stderr.isatty(),
-        leave=False,
-    )

@@ -1,9 +1,15 @@
-"""The flags for fine-tuning, carried out: `Training` calls these methods."""
+"""The flags for fine-tuning, carried out: `Training` calls these methods.
+
+The gradients of a frozen backbone are computed and dropped before they are clipped and before the optimizer sees them.
+That is exact: an optimizer leaves a parameter without a gradient as it is, weight decay and its own state included, and
+the norm that gradients are clipped by is that of the others. Parameters that did not ask for gradients would save time,
+but DDP decides when it is built which gradients it waits for, and would wait for these.
+"""
 
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -11,28 +17,33 @@ from torch import nn
 from ..config import PCMEppCfg
 from ..models.lora import stock_state_dict
 from ..runs import checkpoints
-from .best import BestCheckpoint
 from .config import RunConfig
 from .finetuning import DROP_FACTOR, frozen_epochs, has_groups
-from .freezing import FrozenEpoch, frozen_epoch
-from .param_groups import check_blocks, set_groups, table
+from .param_groups import backbone_parameters, check_blocks, set_groups, table
 from .schedule import scheduled
-from .swa import FILE as SWA_FILE
-from .swa import WeightAverage
 from .validation_data import digest
+from .weights import AVERAGE, BestCheckpoint, WeightAverage
+
+Weights = Callable[[nn.Module, dict[str, Any], int], dict[str, Any]]
 
 
-class Weights(Protocol):
-    """A function that makes a checkpoint of weights alone."""
+class FrozenEpoch(NamedTuple):
+    """An epoch in which some parameters are not trained, or the loss is multiplied by a factor of the step."""
 
-    def __call__(self, model: nn.Module, state_dict: dict[str, Any], epochs: int) -> dict[str, Any]: ...
+    frozen: list[nn.Parameter]
+    factor: Callable[[int], float]
+
+    def drop_gradients(self) -> None:
+        """Drop the gradients of what is frozen, before the others are clipped."""
+        for parameter in self.frozen:
+            parameter.grad = None
 
 
 class Recipe:
     """The fine-tuning of one run.
 
     Arguments:
-        weights: a function that makes the checkpoints of the averaged and of the best weights.
+        weights: makes the checkpoint of a model's averaged or best weights, after so many epochs.
     """
 
     def __init__(self, config: RunConfig, weights: Weights):
@@ -70,12 +81,10 @@ class Recipe:
         per_epoch = steps // config.epochs
         return scheduled(stock, optimizer, per_epoch, drops, config.lr_drop_factor or DROP_FACTOR, warm_up)
 
-    def resume(self, checkpoint: dict[str, Any]) -> None:
-        """Take the entries that belong to the recipe out of a checkpoint."""
-        saved = checkpoint.pop("swa", None)
+    def load_state_dict(self, saved: dict[str, Any] | None, epochs: int) -> None:
+        """Continue the average of weights from the entry of a checkpoint after so many epochs, if there is one."""
         if self.config.swa_start_epoch is not None:  # every rank finds a mistake, and one keeps the average
-            average = self.average or WeightAverage(self.config.swa_start_epoch)
-            average.restore(saved, checkpoint.get("epoch", 0))
+            (self.average or WeightAverage(self.config.swa_start_epoch)).load_state_dict(saved, epochs)
 
     def start(self, validation: Any) -> None:
         """Look for the best checkpoint so far. Called before the first epoch, on the rank that writes.
@@ -87,13 +96,22 @@ class Recipe:
             self.best = BestCheckpoint(self.config.checkpoints, self.distance, digest(validation))
 
     def frozen_epoch(self, model: nn.Module, epoch: int, steps: int) -> FrozenEpoch:
-        """Return what is frozen or warmed up in an epoch, and log it."""
-        around = frozen_epoch(self.config, model, epoch, steps)
-        if (around.frozen or around.warms_up) and self.config.rank == 0:
-            what = f"{len(around.frozen)} tensors of frozen towers are not trained" if around.frozen else ""
-            warm = "the loss is warmed up" if around.warms_up else ""
-            logging.info("Epoch %d: %s.", epoch, " and ".join(filter(None, (what, warm))))
-        return around
+        """Return what is frozen or warmed up in an epoch of so many steps, and log it.
+
+        At step i of the epoch that warms up, i from 0, the loss is multiplied by (i + 1) / steps.
+        """
+        config, log = self.config, []
+        frozen_until = ("image", config.freeze_image_epochs), ("text", config.freeze_text_epochs)
+        towers = [tower for tower, epochs in frozen_until if epoch < (epochs or 0)]
+        frozen = [parameter for tower in towers for parameter in backbone_parameters(model, tower)]
+        warms_up = config.warm_up_after_freeze == "loss" and epoch == frozen_epochs(config)
+        if frozen:
+            log.append(f"{len(frozen)} tensors of frozen towers are not trained")
+        if warms_up:
+            log.append("the loss is warmed up")
+        if log and config.rank == 0:
+            logging.info("Epoch %d: %s.", epoch, " and ".join(log))
+        return FrozenEpoch(frozen, lambda step: (step - epoch * steps + 1) / steps if warms_up else 1.0)
 
     def end_epoch(self, model: nn.Module, epoch: int) -> None:
         """Add the weights to the average after the last step of an epoch.
@@ -105,10 +123,9 @@ class Recipe:
             if epoch + 1 == self.config.epochs:
                 self.save_average(model)
 
-    def extend(self, checkpoint: dict[str, Any]) -> None:
-        """Add the state of the recipe, which a resumed run needs, to a checkpoint."""
-        if self.average is not None and self.average.snapshots:
-            checkpoint["swa"] = self.average.state_dict()
+    def state_dict(self) -> dict[str, Any]:
+        """Return the entries of a checkpoint that a resumed run needs."""
+        return {"swa": self.average.state_dict()} if self.average is not None and self.average.snapshots else {}
 
     def validated(self, model: nn.Module, epochs: int, metrics: Mapping[str, float]) -> None:
         """Keep the weights that were validated if they are the best so far."""
@@ -135,7 +152,7 @@ class Recipe:
 
     def save_average(self, model: nn.Module, metrics: Mapping[str, float] | None = None) -> None:
         assert self.average is not None
-        path = self.config.checkpoints / SWA_FILE
+        path = self.config.checkpoints / AVERAGE
         checkpoint = self.weights(model, self.average.averaged(model), self.config.epochs)
         if metrics is not None:
             checkpoint["metrics"] = {name: float(value) for name, value in metrics.items()}

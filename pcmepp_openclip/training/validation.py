@@ -27,7 +27,7 @@ from ..runs import record
 from ..system.processes import signals_blocked
 from .config import RunConfig
 from .monitor import track
-from .steps import Batches, StopAsked, Waiter
+from .waits import StopAsked, Waiter
 
 # The metrics of uncertainty that are worth a place in the log.
 OF_UNCERTAINTY = ("bin_correlation", "S_10_levels", "miss_AUROC")
@@ -37,8 +37,8 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class Validator:
     """Validates on rank 0, and records which epochs are validated: a resumed run repeats what was interrupted."""
 
-    def __init__(self, settings: RunConfig, waiter: Waiter, batches: Batches):
-        self.settings, self.waiter, self.batches = settings, waiter, batches
+    def __init__(self, settings: RunConfig, waiter: Waiter):
+        self.settings, self.waiter = settings, waiter
         self.record = settings.checkpoints / record.VALIDATED
         self.unrecorded = ""  # why the last validation could not be recorded
 
@@ -58,7 +58,7 @@ class Validator:
         try:
             with signals_blocked(), self.waiter.waiting(patience=0.0):
                 model.eval()
-                metrics, binned = evaluate(model, data, epochs, args, tokenizer, self.batches.of_validation)
+                metrics, binned = evaluate(model, data, epochs, args, tokenizer, self._batches)
                 if metrics:
                     logging.info(
                         "Eval Epoch: %d %s", epochs, "\t".join(f"{key}: {x:.4f}" for key, x in metrics.items())
@@ -92,16 +92,13 @@ class Validator:
             steps = data["train"].dataloader.num_batches // args.accum_freq * epochs if "train" in data else None
             log({**values, "epoch": epochs}, step=steps)
 
+    def _batches(self, loader: Any) -> Iterator[Any]:
+        return self.waiter.patient(loader, "a batch of the validation")
+
     def complete(self, epochs: int) -> None:
         """Record that the validation need not be repeated."""
         if not self.unrecorded:
             record.append_line(self.record, {"epoch": epochs, "complete": True})
-
-
-def lacks_validation(settings: RunConfig, epochs: int) -> bool:
-    """Return whether the validation after `epochs` epochs was interrupted."""
-    lines = record.read_lines(settings.checkpoints / record.VALIDATED, "epoch", last=epochs)
-    return epochs > 0 and not any(line["epoch"] == epochs and line.get("complete") for line in lines)
 
 
 def evaluate(
@@ -190,41 +187,37 @@ def _probabilistic_metrics(
     Arguments:
         pairs: the means of the images and of the first caption of each.
         own: the image of each caption.
+
+    The bins have names such as "images/csd_R@1", and are [mean uncertainties, shares of hits] of 10 bins.
     """
     by_name = columns(model, scale)
     ranked = rankings(
         images, texts, own, distances={name: by_name[name] for name in ("cosine", model.pcmepp_cfg.ranks_by)}
     )
+    metrics = list(retrieval_metrics(ranked))
+    # Captions find by the entailment score what they find by the cosine: the images alone are worth a line.
     entailed = rankings(images, texts, own, distances={name: x for name, x in by_name.items() if name == "entailment"})
-    uncertainty = {"images": images.uncertainty, "captions": texts.uncertainty}
-    metrics = [
-        *retrieval_metrics(ranked),
-        *_recalls_of_images(entailed),
-        *_of_uncertainty(ranked, uncertainty),
-        *_of_means(ranked, images, texts, pairs, scale),
-    ]
-    return metrics, dict(_bins(ranked, uncertainty))
-
-
-def _recalls_of_images(ranked: Sequence[Ranking]) -> Iterator[Metric]:
-    """Yield R@k of the images as queries: captions find by the entailment score what they find by the cosine."""
-    for ranking in ranked:
+    for ranking in entailed:
         if ranking.samples == "images":
-            yield from (metric for metric in ranking.metrics() if metric.name in {f"R@{k}" for k in KS})
+            metrics += [metric for metric in ranking.metrics() if metric.name in {f"R@{k}" for k in KS}]
+    binned = {}
+    for ranking, (label, hit_N) in _hits(ranked):
+        uncertainty_N = images.uncertainty if ranking.samples == "images" else texts.uncertainty
+        of_uncertainty = (
+            *against_hits(uncertainty_N, hit_N),
+            *levels(uncertainty_N, hit_N, 0),
+            *failure(-uncertainty_N, hit_N),
+        )
+        logged = (metric for metric in of_uncertainty if metric.name in OF_UNCERTAINTY)
+        metrics += labelled(logged, samples=ranking.samples, hit=label)
+        means, shares, _ = zip(*bins(uncertainty_N, hit_N), strict=True)
+        binned[f"{ranking.samples}/{label}"] = [list(means), list(shares)]
+    return [*metrics, *_of_means(ranked, images, texts, pairs, scale)], binned
 
 
-def _of_uncertainty(ranked: Sequence[Ranking], uncertainty: dict[str, Tensor]) -> Iterator[Metric]:
-    """Yield what the uncertainty of the queries says of their hits."""
-    for ranking in ranked:
-        for label, hit_N in ranking.hits.items():
-            uncertainty_N = uncertainty[ranking.samples]
-            metrics = (
-                *against_hits(uncertainty_N, hit_N),
-                *levels(uncertainty_N, hit_N, 0),
-                *failure(-uncertainty_N, hit_N),
-            )
-            logged = (metric for metric in metrics if metric.name in OF_UNCERTAINTY)
-            yield from labelled(logged, samples=ranking.samples, hit=label)
+def _hits(ranked: Sequence[Ranking]) -> Iterator[tuple[Ranking, tuple[str, Tensor]]]:
+    """Yield each ranking with each of its kinds of hits, as a label and a tensor."""
+    yield from ((ranking, hit) for ranking in ranked for hit in ranking.hits.items())
 
 
 def _of_means(
@@ -239,17 +232,6 @@ def _of_means(
         "images": bank.confusion(images.mean, "images", texts.mean),
         "captions": bank.confusion(texts.mean, "texts", images.mean),
     }
-    for ranking in ranked:
-        for label, hit_N in ranking.hits.items():
-            metrics = failure(-confusion[ranking.samples], hit_N)
-            logged = (metric for metric in metrics if metric.name in OF_UNCERTAINTY)
-            yield from labelled(logged, samples=ranking.samples, hit=label, score="bank")
-
-
-def _bins(ranked: Sequence[Ranking], uncertainty: dict[str, Tensor]) -> Iterator[tuple[str, list[list[float]]]]:
-    """Yield (samples and what counts as a hit, [mean uncertainties, shares of hits] of 10 bins), such as
-    "images/csd_R@1"."""
-    for ranking in ranked:
-        for label, hit_N in ranking.hits.items():
-            binned = bins(uncertainty[ranking.samples], hit_N)
-            yield f"{ranking.samples}/{label}", [[mean for mean, _, _ in binned], [share for _, share, _ in binned]]
+    for ranking, (label, hit_N) in _hits(ranked):
+        logged = (metric for metric in failure(-confusion[ranking.samples], hit_N) if metric.name in OF_UNCERTAINTY)
+        yield from labelled(logged, samples=ranking.samples, hit=label, score="bank")

@@ -15,9 +15,9 @@ def main(argv):
 
 def watch(folder):
     """From now on, training in this process writes to the folder."""
-    from pcmepp_openclip.training import loop
+    from pcmepp_openclip.training.loop import Training
 
-    batches = loop.epoch_batches
+    batches = Training._batches
     folder.mkdir(exist_ok=True)
 
     def watched(*args):
@@ -26,7 +26,7 @@ def watch(folder):
                 print(json.dumps([row.tolist() for row in batch[1]]), file=file, flush=True)
                 yield i, batch
 
-    loop.epoch_batches = watched
+    Training._batches = watched
 
 
 def captions_of(folder):
