@@ -10,7 +10,7 @@ import open_clip
 import pytest
 import torch
 from drawn_shards import write_shards
-from test_survival import in_middle, log_of, wait_for
+from watching import in_middle, log_of, wait_for
 
 from pcmepp_openclip import cli
 from pcmepp_openclip.runs import checkpoints

@@ -6,13 +6,13 @@ import os
 import re
 import shutil
 import signal
-import time
 
 import open_clip
 import pytest
 import torch
 from drawn_shards import write_csv, write_shards
 from helpers import make_model, mini_config
+from watching import wait_for
 
 from pcmepp_openclip.models.pcmepp import is_pcmepp_parameter
 from pcmepp_openclip.runs import checkpoints
@@ -127,13 +127,6 @@ def test_flags_of_open_clips_work_with_a_cache(run, weights, data, tmp_path, mor
 
 
 # --- A run that is stopped --------------------------------------------------------------------------------
-
-
-def wait_for(condition, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")

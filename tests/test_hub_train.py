@@ -15,6 +15,7 @@ from hub_helpers import TOKEN, assert_same_outputs, train_flags
 from hub_server import Hub
 from huggingface_hub import ModelCard
 from ranks import Ranks
+from watching import children, log_of, wait_for
 
 from pcmepp_openclip import cli
 from pcmepp_openclip.hub.upload import HubTarget
@@ -49,20 +50,8 @@ def flags(data, tmp_path):
     return lambda repo, *more: train_flags(data, tmp_path, "run", "--push-to-hub", repo, "--resume", "latest", *more)
 
 
-def wait_for(condition, seconds=180):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
-
-
-def log_of(folder: Path) -> str:
-    return (folder / "out.log").read_text() if (folder / "out.log").exists() else ""
-
-
 def workers(pid: int) -> list[int]:
-    children = [child for task in Path(f"/proc/{pid}/task").glob("*/children") for child in task.read_text().split()]
-    return [int(child) for child in children if "hub.background" in command_line(int(child))]
+    return [child for child in children(pid) if "hub.background" in command_line(child)]
 
 
 def command_line(pid: int) -> str:

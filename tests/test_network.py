@@ -12,6 +12,7 @@ import pytest
 import torch
 from drawn_shards import write_shards
 from network_rank import tally_of
+from watching import children
 
 from pcmepp_openclip.data.tally import Tally
 from pcmepp_openclip.system import network
@@ -213,11 +214,6 @@ def test_a_store_that_does_not_answer_keeps_no_rank_that_failed(monkeypatch):
     ):
         raise ValueError("no such data")
     assert time.monotonic() - begin < 10
-
-
-def children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
 
 
 def running(pid: int) -> bool:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from drawn_shards import write_csv, write_shards
 from watched_train import captions_of
+from watching import children, in_middle, log_of, wait_for
 
 from pcmepp_openclip import cli
 from pcmepp_openclip.runs import checkpoints
@@ -40,10 +41,6 @@ def make_flags(data, folder):
     return flags
 
 
-def log_of(folder):
-    return (folder / "out.log").read_text()
-
-
 def steps_of(folder):
     """{step: (learning rate, samples of the epoch, loss)} of a run's log, the last word on each step."""
     out, epoch_steps = {}, None
@@ -54,18 +51,6 @@ def steps_of(folder):
             epoch_steps = int(epoch) * int(total) + int(samples)
             out[epoch_steps] = (float(rate), int(samples), float(loss))
     return out
-
-
-def wait_for(condition, seconds=120):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
-
-
-def in_middle(folder, epoch=0, samples=32):
-    text = log_of(folder) if (folder / "out.log").exists() else ""
-    return re.search(rf"Train Epoch: {epoch} \[ *{samples}/", text) is not None
 
 
 @pytest.fixture(scope="module")
@@ -198,43 +183,13 @@ def recount(folder):
 def test_flags_of_the_optimizer_that_are_changed_on_resume_count(ranks, flags, tmp_path, capsys, opt):
     """Decay, betas and eps are in the optimizer's state, too: a resumed run goes on with those of its command line, and
     the record has what is; --init-match-scale is for the start, and the record keeps it."""
-    first = [
-        "--opt",
-        opt,
-        "--wd",
-        "0.2",
-        "--beta1",
-        "0.9",
-        "--beta2",
-        "0.98",
-        "--eps",
-        "1e-6",
-        "--match-logit",
-        "learned",
-        "--init-match-scale",
-        "5",
-    ]
-    other = [
-        "--opt",
-        opt,
-        "--wd",
-        "0.05",
-        "--beta1",
-        "0.8",
-        "--beta2",
-        "0.97",
-        "--eps",
-        "1e-7",
-        "--match-logit",
-        "learned",
-        "--init-match-scale",
-        "7",
-    ]
-    last = ["--skip-scheduler", "--lr", "2e-3"]  # else the schedule sets it
+    first = f"--opt {opt} --wd 0.2 --beta1 0.9 --beta2 0.98 --eps 1e-6 --match-logit learned --init-match-scale 5"
+    other = f"--opt {opt} --wd 0.05 --beta1 0.8 --beta2 0.97 --eps 1e-7 --match-logit learned --init-match-scale 7"
+    last = " --skip-scheduler --lr 2e-3"  # else the schedule sets it
     (tmp_path / "run").mkdir()
     for more in (first, other + last):
         (tmp_path / "run/stop").touch()
-        assert ranks.run(1, flags(*more)) == [75]
+        assert ranks.run(1, flags(*more.split())) == [75]
     checkpoint = checkpoints.load(checkpoints.newest_good(tmp_path / "run/checkpoints"))
     groups = checkpoint["optimizer"]["param_groups"]
     assert {group["weight_decay"] for group in groups} == {0, 0.05}
@@ -283,10 +238,6 @@ def test_a_signal_to_the_data_workers_too_stops_in_good_order(ranks, flags, tmp_
     for pid in workers + pids:
         os.kill(pid, signal.SIGTERM)
     assert ranks.wait(pids) == [75, 75]
-
-
-def children(pid):
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_thirty_kills(ranks, flags, tmp_path):

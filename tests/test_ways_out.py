@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from drawn_shards import write_shards
 from helpers import REPO
+from watching import children, log_of, wait_for
 
 from pcmepp_openclip.runs import checkpoints, lock
 
@@ -58,8 +59,7 @@ class Run:
         return self.output.read_text()
 
     def log(self) -> str:
-        path = self.folder / "run/out.log"
-        return path.read_text() if path.exists() else ""
+        return log_of(self.folder / "run")
 
     def until(self, condition, seconds: float = 120) -> None:
         end = time.monotonic() + seconds
@@ -106,11 +106,6 @@ def start(tmp_path):
     yield start
     for run in runs:
         run.kill()
-
-
-def children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
 
 
 @pytest.mark.parametrize("how", ["loss", "worker", "INT"])
@@ -160,16 +155,8 @@ def test_workers_die_with_a_rank_that_is_killed_even_if_they_are_stopped(ranks, 
     wait_for(lambda: not Path(f"/proc/{worker}").exists() or not ranks.alive(worker), 5)
 
 
-def wait_for(condition, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
-
-
 def in_run(folder, text, name="run"):
-    path = folder / name / "out.log"
-    return path.exists() and text in path.read_text()
+    return text in log_of(folder / name)
 
 
 def drying_up(data: str, folder: Path) -> str:
