@@ -36,15 +36,15 @@ BUDGET = {
     "distances": 735,
     "encode": 1400,
     "evaluation": 3100,
-    "forecast": 850,
+    "forecast": 775,
     "host": 2913,
     "hub": 830,
     "losses": 1610,
     "models": 1400,
     "reports": 210,
-    "runs": 680,
+    "runs": 660,
     "system": 930,
-    "training": 4450,
+    "training": 4250,
     PACKAGE: 550,
 }
 

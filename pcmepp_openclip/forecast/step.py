@@ -136,17 +136,24 @@ class FakeTraining:
         others = [self._batch(batch_size) for _ in range(accum_freq - 1)]
         if others:
             self._make_gradients()
-        dtype = AUTOCAST.get(self.precision)
-        with torch.autocast("cpu", dtype) if dtype else contextlib.nullcontext():
-            out = self.model(images, texts)
-            if others:  # whose features open_clip has computed before
-                features = {name: value for name, value in out.items() if name not in SHARED}
-                for name, value in features.items():
-                    out[name] = torch.cat([value, *(torch.empty_like(value) for _ in others)])
-            loss = torch.stack(list(self.loss(**out, output_dict=True).values())).sum()
+        loss = self._loss(images, texts, len(others))
         self.counter.forward_flops = self.counter.flops
         loss.backward()
         self.optimizer.step()
+
+    def _loss(self, images: Tensor, texts: Tensor, others: int) -> Tensor:
+        """Return the loss of a batch with the features of `others` batches, which open_clip has computed before.
+
+        As in a run, the output of the model is gone when the backward pass begins.
+        """
+        dtype = AUTOCAST.get(self.precision)
+        with torch.autocast("cpu", dtype) if dtype else contextlib.nullcontext():
+            out = self.model(images, texts)
+            if others:
+                features = {name: value for name, value in out.items() if name not in SHARED}
+                for name, value in features.items():
+                    out[name] = torch.cat([value, *(torch.empty_like(value) for _ in range(others))])
+            return torch.stack(list(self.loss(**out, output_dict=True).values())).sum()
 
     def _make_gradients(self) -> None:
         for parameter in self.trained:
