@@ -39,7 +39,7 @@ class Terms(nn.Module):
 
 
 def settings(folder, device="cpu", distributed=False):
-    about = {"rank": 0, "wandb": False, "samples_per_batch": 4, "accum_freq": 1, "warmup": 0}
+    about = {"rank": 0, "wandb": False, "samples_per_step": 4, "warmup": 0}
     return SimpleNamespace(checkpoints=folder, distributed=distributed, device=device, **about)
 
 

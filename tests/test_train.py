@@ -135,7 +135,7 @@ def test_a_run_that_has_nothing_left_to_train_is_no_success(run, capfd):
 def test_half_precision_on_a_cpu_is_said_at_start(capfd, tmp_path, precision, said):
     """open_clip's default is made for GPUs: on a CPU it looks like a run that hangs."""
     flags = ["--model", "PCMEpp-tiny", "--dataset-type", "synthetic", "--train-num-samples", "8"]
-    train.prepare(*train.own_parser().parse_known_args([*flags, "--precision", precision, "--logs", str(tmp_path)]))
+    train.prepare([*flags, "--precision", precision, "--logs", str(tmp_path)])
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("pcmepp train: ")]
     assert len(lines) == said
     assert all(f"--precision {precision}" in line and "--precision fp32" in line for line in lines)
