@@ -1,5 +1,6 @@
 """Tests that a change does not reach are left out of `make test`; in doubt nothing is."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -31,31 +32,36 @@ def test_a_change_reaches_the_parts_that_depend_on_it(changed, run):
         assert paths and all((REPO / path).exists() for path in paths)
 
 
-def run(repo, *words):
-    done = subprocess.run(words, cwd=repo, capture_output=True, text=True, check=True)
+def run(repo, *words, **variables):
+    done = subprocess.run(words, cwd=repo, capture_output=True, text=True, check=True, env={**os.environ, **variables})
     return done.stdout.split(), done.stderr
 
 
 def test_commits_and_the_work_tree_are_compared_with_main(tmp_path):
-    """On main the last commit counts, beside it all since the merge base, and new files in both; without git all."""
+    """On main the last day counts, beside it all since the merge base, and new files in both; without git all."""
     origin, repo = tmp_path / "origin", tmp_path / "repo"
     (origin / "tests/support").mkdir(parents=True)
-    (origin / "benchmarks").mkdir()
     for name in ("tests/support/affected.py", "tests/test_data_making.py", "tests/test_benchmarks.py"):
         shutil.copy(REPO / name, origin / name)
     git = ["git", "-c", "user.name=x", "-c", "user.email=x@example.org"]
     script = [sys.executable, "tests/support/affected.py"]
     assert run(origin, *script) == ([], "")
     run(origin, *git, "init", "--initial-branch=main")
-    for number, name in enumerate(("benchmarks/a.py", "LICENSE")):
-        (origin / name).write_text(str(number))
+    for day, name in ((1, "research/a.py"), (3, "launch/data/a.sh"), (4, "LICENSE"), (4, "NOTICE")):
+        (origin / name).parent.mkdir(parents=True, exist_ok=True)
+        (origin / name).write_text(name)
         run(origin, *git, "add", ".")
-        run(origin, *git, "commit", "-m", name)
+        run(origin, *git, "commit", "-m", name, GIT_COMMITTER_DATE=f"2026-01-0{day} 12:00:00 +0000")
+        if name == "research/a.py":  # the only commit: there is no older one to compare with
+            run(tmp_path, *git, "clone", str(origin), str(tmp_path / "new"))
+            assert run(tmp_path / "new", *script) == ([], "")
     run(tmp_path, *git, "clone", str(origin), str(repo))
     all_parts = ["--ignore=tests/test_benchmarks.py", "--ignore=tests/test_data_making.py"]
     ignored, said = run(repo, *script)
     assert ignored == all_parts and "No change reaches benchmarks, research, data scripts" in said
-    assert run(repo, *script, "HEAD~1")[0] == all_parts
+    assert run(repo, *script, "HEAD~2")[0] == all_parts
+    assert run(repo, *script, "HEAD~3")[0] == all_parts[:1]
+    (repo / "benchmarks").mkdir()
     (repo / "benchmarks/b.py").write_text("new")
     assert run(repo, *script)[0] == all_parts[1:]
     run(repo, *git, "add", ".")

@@ -3,7 +3,7 @@
     python tests/support/affected.py [BASE]
 
 A change is a file that differs from the commit BASE. Without it that is the merge base with origin/main, and on main
-itself the commit before the last. Where git cannot tell what has changed, nothing is left out.
+itself the newest commit that is a day older than the last. Where git cannot tell what has changed, nothing is left out.
 """
 
 import subprocess
@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 REPO = Path(__file__).parents[2]
+DAY_S = 24 * 60 * 60
 # Changes that reach every part, and the tests of each part with what they depend on beside that. A name that ends in
 # "/" stands for all that is below it.
 SHARED = ("tests/support/", "tests/conftest.py", "pyproject.toml", "Makefile")
@@ -30,7 +31,9 @@ def changed_files(base: str | None) -> set[str]:
 
     if base is None:
         (base,) = git("merge-base", "HEAD", "origin/main")
-        base = "HEAD~1" if git("rev-parse", "HEAD") == [base] else base
+        if git("rev-parse", "HEAD") == [base]:
+            last = int(git("log", "-1", "--format=%ct")[0])
+            (base,) = git("rev-list", "-1", f"--before={last - DAY_S}", "HEAD")
     return {*git("diff", "--name-only", base), *git("ls-files", "--others", "--exclude-standard")}
 
 
@@ -50,7 +53,7 @@ def left_out(changed: set[str]) -> dict[str, list[str]]:
 if __name__ == "__main__":
     try:
         ignored = left_out(changed_files(*(sys.argv[1:] or [None])))
-    except (subprocess.CalledProcessError, OSError):
+    except (subprocess.CalledProcessError, ValueError, OSError):
         ignored = {}
     if ignored:
         print(f"No change reaches {', '.join(ignored)}: `make test-all` runs their tests.", file=sys.stderr)
