@@ -9,6 +9,7 @@ import torch
 from helpers import REPO, plain_config, run_code
 
 import pcmepp_openclip
+from pcmepp_openclip.host import seams
 
 NAMES = ["PCMEpp-ViT-B-16", "PCMEpp-ViT-B-16-unc2", "PCMEpp-ViT-B-32", "PCMEpp-ViT-L-14", "PCMEpp-tiny"]
 NAMES += ["PCMEpp-GPO-ViT-B-16", "PCMEpp-GPO-ViT-B-32", "PCMEpp-GPO-ViT-L-14", "PCMEpp-GPO-tiny"]
@@ -30,6 +31,10 @@ def test_list_models():
     models = open_clip.list_models()
     assert sorted(name for name in models if name.startswith("PCMEpp")) == sorted(NAMES)
     assert len(models) == len(set(models))
+
+
+def test_the_readme_counts_what_importing_replaces():
+    assert f"the plugin wraps {len(seams.REPLACED)} functions and classes" in (REPO / "README.md").read_text()
 
 
 def test_configs_and_tokenizers_are_those_of_the_files():
