@@ -39,7 +39,7 @@ BUDGET = {
     "forecast": 775,
     "host": 2913,
     "hub": 830,
-    "losses": 1610,
+    "losses": 1640,
     "models": 1400,
     "reports": 210,
     "runs": 660,
