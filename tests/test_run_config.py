@@ -22,7 +22,7 @@ def test_a_new_flag_is_one_row(monkeypatch, tmp_path, capsys):
     with pytest.raises(ValueError, match=r"^--my-number must be at least 3, not 2\.$"):
         config.parse([*RUN, "--my-number", "2"])
     seen, stock = [], loop.Training._update
-    monkeypatch.setattr(loop.Training, "_update", lambda run: (seen.append(run.args.my_number), stock(run)))
+    monkeypatch.setattr(loop.Training, "_update", lambda run: (seen.append(run.config.my_number), stock(run)))
     assert command.main([*RUN, "--my-number", "7", "--logs", str(tmp_path)]) == 0
     assert seen == [7, 7] and "my_number: 7\n" in (tmp_path / "run/params.txt").read_text()
     end = checkpoints.load(tmp_path / "run/checkpoints/epoch_1.pt")

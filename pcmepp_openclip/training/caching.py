@@ -19,7 +19,7 @@ def cached_data(run: Any, preprocess_fns: Any, epoch: int, tokenizer: Any) -> An
         run: the `Training`.
         preprocess_fns: the image transforms of training and of validation.
     """
-    args, coordinator = run.args, run.coordinator
+    config, coordinator = run.config, run.coordinator
 
     def wait_for(batches: Iterable[Any]) -> Iterator[Any]:
         try:
@@ -35,10 +35,10 @@ def cached_data(run: Any, preprocess_fns: Any, epoch: int, tokenizer: Any) -> An
         pass_on_stop=coordinator.ask_stop,
         wait_for=wait_for,
     )
-    towers = tokens.Towers(run.inner, tower_config(args), args.precision, **run.computing)
+    towers = tokens.Towers(run.inner, tower_config(config), config.precision, **run.computing)
     try:
         return tokens.train_data(
-            *(Path(args.cache_tokens), run.spec, towers, preprocess_fns[1], epoch, tokenizer, ranks)
+            *(Path(config.cache_tokens), run.spec, towers, preprocess_fns[1], epoch, tokenizer, ranks)
         )
     except token_pass.Interrupted:
         logging.info("Cache: stopped before all tokens were computed; what is complete is kept.")

@@ -45,25 +45,24 @@ class Training:
     """One training run on one rank. It locks its run folder when it is created.
 
     Arguments:
-        args: all flags, once `host.set_up` has completed them.
+        config: all flags, once `host.set_up` has completed them.
         spec: the training data.
         description: what may be published about the run, saved with its weights.
         pusher: receives every finished checkpoint.
     """
 
-    def __init__(self, args: RunConfig, spec: Any, description: record.RunDescription, pusher: Pusher):
-        self.args, self.spec, self.description, self.pusher = args, spec, description, pusher
-        settings = self.settings = args
-        self.computing = host.computing(args)
+    def __init__(self, config: RunConfig, spec: Any, description: record.RunDescription, pusher: Pusher):
+        self.config, self.spec, self.description, self.pusher = config, spec, description, pusher
+        self.computing = host.computing(config)
         self.device, self.autocast, self.dtype = self.computing.values()
-        self.recipe = Recipe(args, self._weights_alone)
-        self.lock: FolderLock | None = take_folder(settings.folder) if settings.rank == 0 else None
-        ranks = settings.folder, settings.rank, settings.world_size, settings.distributed
-        self.coordinator = RankCoordinator(*ranks, settings.save_every_minutes, settings.rank_timeout_minutes)
-        self.writer = CheckpointWriter(settings, pusher, self.lock)
-        self.waiter = Waiter(settings, self.coordinator.stop_asked)
-        self.validator = Validator(settings, self.waiter)
-        self.saves = settings.rank == 0 and args.keeps_files
+        self.recipe = Recipe(config, self._weights_alone)
+        self.lock: FolderLock | None = take_folder(config.folder) if config.rank == 0 else None
+        ranks = config.folder, config.rank, config.world_size, config.distributed
+        self.coordinator = RankCoordinator(*ranks, config.save_every_minutes, config.rank_timeout_minutes)
+        self.writer = CheckpointWriter(config, pusher, self.lock)
+        self.waiter = Waiter(config, self.coordinator.stop_asked)
+        self.validator = Validator(config, self.waiter)
+        self.saves = config.rank == 0 and config.keeps_files
         self.resumed: ResumedRun | None = None
         self.start_epoch = self.samples_seen = self.steps_per_epoch = 0
         self.trained = self.unsaved = False  # whether there was an epoch, and a step since the last checkpoint
@@ -78,11 +77,11 @@ class Training:
             return
         if self.resumed and any(self.coordinator.gather(self.resumed.is_unvalidated(self.start_epoch))):
             logging.info("Epoch %d is trained, but its validation was interrupted: repeating it.", self.start_epoch - 1)
-            record.end_last_line(self.settings.checkpoints / record.RESULTS)
+            record.end_last_line(self.config.checkpoints / record.RESULTS)
             self.trained = True
             self._validate(self.start_epoch)
-        for epoch in range(self.start_epoch, self.settings.epochs):
-            if self.settings.rank == 0:
+        for epoch in range(self.start_epoch, self.config.epochs):
+            if self.config.rank == 0:
                 logging.info("Start epoch %d", epoch)
             self._train_epoch(epoch)
             self._validate(epoch + 1)
@@ -92,76 +91,76 @@ class Training:
 
     def _build(self) -> None:
         """Build everything that a step needs, in open_clip's order, which decides the random numbers of each part."""
-        args, settings = self.args, self.settings
-        args.resume = self._checkpoint_to_resume()
-        model, *transforms = host.build_model(args, self.device)
-        host.log_model(args, model)
+        config = self.config
+        config.resume = self._checkpoint_to_resume()
+        model, *transforms = host.build_model(config, self.device)
+        host.log_model(config, model)
         self.inner: Any = model
-        self.model: Any = host.distribute(model, args, self.device)
+        self.model: Any = host.distribute(model, config, self.device)
         self.optimizer: Any = None
         self.scaler: Any = None
-        if settings.trains:
-            self.optimizer, self.scaler = host.build_optimizer(args, self.model)
+        if config.trains:
+            self.optimizer, self.scaler = host.build_optimizer(config, self.model)
             self.recipe.set_up_optimizer(self.optimizer, model)
-        if args.resume is not None:
-            self.resumed = ResumedRun(args.resume, settings, self.description.hyperparameters)
+        if config.resume is not None:
+            self.resumed = ResumedRun(config.resume, config, self.description.hyperparameters)
             self.resumed.restore(self.model, self.optimizer, self.scaler, self.recipe)
             self.samples_seen, self.start_epoch = self.resumed.training.get("samples_seen", 0), self.resumed.epoch
-        tokenizer = host.build_tokenizer(args)
-        self.augment = augment.batch_augmentation(args, tokenizer)
+        tokenizer = host.build_tokenizer(config)
+        self.augment = augment.batch_augmentation(config, tokenizer)
         self.data = self._read_data(transforms, tokenizer)
         self.tokenizer = tokenizer
         if self.optimizer is not None:
             self._plan_steps()
-        self.tb_writer = host.open_trackers(args, self.data, self.saves)
-        self.model = host.compiled(self.model, args)
+        self.tb_writer = host.open_trackers(config, self.data, self.saves)
+        self.model = host.compiled(self.model, config)
         if self.optimizer is not None:
-            self._watch(host.build_loss(args))
+            self._watch(host.build_loss(config))
 
     def _checkpoint_to_resume(self) -> str | None:
         """Return the checkpoint that --resume names; of --resume latest rank 0 chooses the newest that is whole."""
-        if self.settings.resume != "latest":
-            return self.settings.resume
+        if self.config.resume != "latest":
+            return self.config.resume
         path = None
-        if self.settings.rank == 0:
-            path = checkpoints.newest_good(self.settings.checkpoints)
+        if self.config.rank == 0:
+            path = checkpoints.newest_good(self.config.checkpoints)
             logging.info("The checkpoint to resume from: %s.", path or "none yet")
         path = self.coordinator.gather(path)[0]
         return None if path is None else str(path)
 
     def _read_data(self, transforms: list[Any], tokenizer: Any) -> dict[str, Any]:
         """Return the training and validation data by open_clip's keys."""
-        args, make_train = self.args, None
-        if args.cache_tokens:
+        config, make_train = self.config, None
+        if config.cache_tokens:
             make_train = functools.partial(cached_data, self)
         val_data = self.spec.places.get("val_data")
-        make_validation = validation_data.maker(args, val_data)
+        make_validation = validation_data.maker(config, val_data)
         makers = make_train, make_validation
-        out = build.get_data(host.stock_get_data, self.spec, args, transforms, self.start_epoch, tokenizer, *makers)
+        out = build.get_data(host.stock_get_data, self.spec, config, transforms, self.start_epoch, tokenizer, *makers)
         if "val" in out and make_validation is None:
             validation_data.describe(out["val"].dataloader, val_data)
         return out
 
     def _plan_steps(self) -> None:
-        batches, accum = self.data["train"].dataloader.num_batches, self.settings.accum_freq
+        batches, accum = self.data["train"].dataloader.num_batches, self.config.accum_freq
         if batches < accum:
             raise ValueError(
                 f"--accum-freq {accum} is more than the {batches} batches of an epoch, which would have no step: "
                 "lower it, --global-batch-size or --batch-size, or train on more samples."
             )
         self.steps_per_epoch = batches // accum
-        steps = self.steps_per_epoch * self.settings.epochs
+        steps = self.steps_per_epoch * self.config.epochs
         self.schedule = self.recipe.schedule(
-            host.build_schedule(self.args, self.optimizer, self.steps_per_epoch), self.optimizer, steps
+            host.build_schedule(self.config, self.optimizer, self.steps_per_epoch), self.optimizer, steps
         )
 
     def _watch(self, loss: nn.Module) -> None:
         """Train by this loss; watch it, and write down what becomes of it."""
-        settings = self.settings
-        steps = settings.epochs * self.steps_per_epoch
-        history = settings.checkpoints / record.HISTORY if self.saves else None
-        self.monitor = Monitor(loss, settings, self.args.pcmepp_cfg, self.scaler, steps, history)
-        self.log = StepLog(settings, self.tb_writer)
+        config = self.config
+        steps = config.epochs * self.steps_per_epoch
+        history = config.checkpoints / record.HISTORY if self.saves else None
+        self.monitor = Monitor(loss, config, self.config.pcmepp_cfg, self.scaler, steps, history)
+        self.log = StepLog(config, self.tb_writer)
         if self.saves:
             self.recipe.start(self.data["val"].dataloader if "val" in self.data else None)
             self.pusher.start()
@@ -169,18 +168,18 @@ class Training:
     # The steps of an epoch.
 
     def _train_epoch(self, epoch: int) -> None:
-        settings, train, accum = self.settings, self.data["train"], self.settings.accum_freq
+        config, train, accum = self.config, self.data["train"], self.config.accum_freq
         start = self.resumed.enter_epoch(train, epoch) if self.resumed else EpochStart()
         epoch_rng = None
         if not self._starts_anywhere:  # open_clip's own loaders shuffle by these; a resumed epoch is as it was before
             if start.batch and "epoch_rng" in start.states:
-                rng.restore(start.states["epoch_rng"], settings.device)
-            epoch_rng = rng.state(settings.device)
+                rng.restore(start.states["epoch_rng"], config.device)
+            epoch_rng = rng.state(config.device)
         self.trained, self.writer.outdated = True, start.outdated
         self.coordinator.expect_steps(running=False)
         self.model.train()
         frozen = self.recipe.frozen_epoch(self.inner, epoch, self.steps_per_epoch)
-        per_batch, batches = settings.samples_per_batch, train.dataloader.num_batches
+        per_batch, batches = config.samples_per_batch, train.dataloader.num_batches
         done = start.batch  # batches that are part of a step
         save = functools.partial(self._save, epoch, start, epoch_rng)
         images, texts, features = [], [], []  # of the batches of a step
@@ -193,7 +192,7 @@ class Training:
                     if self.augment is not None:
                         batch = self.augment(batch, epoch, i)
                     self._try_full_length(batch)
-                    if not self.args.skip_scheduler:
+                    if not self.config.skip_scheduler:
                         self.schedule(step)
                     images.append(batch[0].to(device=self.device, dtype=self.dtype, non_blocking=True))
                     texts.append(batch[1].to(device=self.device, non_blocking=True))
@@ -229,16 +228,16 @@ class Training:
         except StopAsked:
             if not self.coordinator.all_wait():
                 raise Stalled(
-                    f"Asked to stop while rank {settings.rank} waited for data that another rank had: nothing could be "
-                    f"saved. {last_checkpoint(settings.checkpoints)} Start again with --resume latest."
+                    f"Asked to stop while rank {config.rank} waited for data that another rank had: nothing could be "
+                    f"saved. {last_checkpoint(config.checkpoints)} Start again with --resume latest."
                 ) from None
             self.samples_seen -= len(images) * per_batch
             self._stop(functools.partial(save, done), epoch * self.steps_per_epoch + done // accum)
         self.save_epoch = functools.partial(save, batches)
         self.coordinator.expect_steps(running=False)
         self.recipe.end_epoch(self.inner, epoch)
-        complete, frequency = epoch + 1, settings.save_frequency
-        if (frequency > 0 and complete % frequency == 0) or complete == settings.epochs or self.coordinator.wants_stop:
+        complete, frequency = epoch + 1, config.save_frequency
+        if (frequency > 0 and complete % frequency == 0) or complete == config.epochs or self.coordinator.wants_stop:
             self.save_epoch()
 
     @property
@@ -256,12 +255,12 @@ class Training:
             for _ in range(start.batch):
                 next(iterator)
         if "rng" in start.states:
-            rng.restore(start.states["rng"], self.settings.device)
+            rng.restore(start.states["rng"], self.config.device)
         yield from enumerate(map(image_and_text, iterator), start.batch)
 
     def _update(self) -> None:
         """Take the step: clip the gradients, update the weights, and keep the scale of the logits below 100."""
-        clip = self.args.grad_clip_norm
+        clip = self.config.grad_clip_norm
         if self.scaler is not None and clip is not None:
             self.scaler.unscale_(self.optimizer)
         if clip is not None:
@@ -280,19 +279,19 @@ class Training:
         """
         tried, self.tried_full_length = self.tried_full_length, True
         if not tried and not is_compiled(self.model) and is_wanted(self.inner, batch[1], self.device):
-            loss, accum = self.monitor.loss, self.settings.accum_freq
+            loss, accum = self.monitor.loss, self.config.accum_freq
             full_length_pass(self.inner, loss, self.optimizer, batch, accum_freq=accum, **self.computing)
 
     # After the steps.
 
     def _validate(self, epochs: int) -> None:
         """Validate the model after so many epochs, where there are data for it; on all ranks, of which rank 0 works."""
-        if not self.settings.validates:
+        if not self.config.validates:
             return
         # open_clip's validation moves the random numbers on, and plain models train as they do there.
-        before = rng.state(self.settings.device) if self.args.pcmepp_cfg is not None else None
+        before = rng.state(self.config.device) if self.config.pcmepp_cfg is not None else None
         validate = functools.partial(
-            self.validator.validate, self.model, self.data, epochs, self.args, self.tokenizer, self.tb_writer
+            self.validator.validate, self.model, self.data, epochs, self.config, self.tokenizer, self.tb_writer
         )
         try:
             metrics, stopped = validate(recorded=self.saves)
@@ -308,24 +307,24 @@ class Training:
             self.writer.wait()  # it hands over the checkpoint that was held back for this validation
             self.pusher.release()
             if before is not None:
-                rng.restore(before, self.settings.device)
-        if self.settings.distributed:
+                rng.restore(before, self.config.device)
+        if self.config.distributed:
             dist.barrier()
 
     def _weights_alone(self, model: nn.Module, state_dict: dict[str, Any], epochs: int) -> dict[str, Any]:
         """Return a checkpoint of weights alone, after so many epochs, which is not to be resumed."""
         state = {"step": epochs * self.steps_per_epoch, "samples_seen": self.samples_seen}
         metadata = self.description.metadata(model, self.resumed.metadata if self.resumed else {})
-        name = self.settings.name
+        name = self.config.name
         return {"epoch": epochs, "name": name, "state_dict": state_dict, "training": state, "about": metadata}
 
     def _save(self, epoch: int, start: EpochStart, epoch_rng: Any, done: int) -> None:
         """Save a checkpoint after `done` batches of the epoch; called on every rank."""
-        settings, train = self.settings, self.data["train"]
+        config, train = self.config, self.data["train"]
         complete = done == train.dataloader.num_batches
         epochs, batches = (epoch + 1, 0) if complete else (epoch, done)
         self.monitor.check()
-        mine = rng.state(settings.device), None if complete else epoch_rng
+        mine = rng.state(config.device), None if complete else epoch_rng
         states, starts = zip(*self.coordinator.gather(mine), strict=True)
         self.coordinator.saved()
         self.unsaved = False
@@ -335,13 +334,13 @@ class Training:
         checkpoint = self._weights_alone(self.inner, stock_state_dict(self.inner), epochs)
         checkpoint |= trained_state(self.inner, self.optimizer, self.scaler) | self.recipe.state_dict()
         checkpoint["training"] |= {
-            "step": epochs * self.steps_per_epoch + batches // settings.accum_freq,
-            "samples_in_epoch": seen + (batches - first) * settings.samples_per_batch,
+            "step": epochs * self.steps_per_epoch + batches // config.accum_freq,
+            "samples_in_epoch": seen + (batches - first) * config.samples_per_batch,
             "data": train.dataloader.state(done) if self._starts_anywhere and not complete else None,
             "rng": list(states),
             "epoch_rng": None if None in starts else list(starts),
         }
-        self.coordinator.saved(well=self.writer.write(checkpoint, batches, complete and settings.validates))
+        self.coordinator.saved(well=self.writer.write(checkpoint, batches, complete and config.validates))
 
     def _stop(self, save: Callable[[], None], step: int) -> NoReturn:
         """Save the current state and end the run after `step` steps; called on every rank."""
@@ -357,18 +356,18 @@ class Training:
 
     def _finish(self) -> None:
         """Mark the run as done, if its last state is on disk."""
-        host.close_trackers(self.args)
+        host.close_trackers(self.config)
         if not self.saves:
             return
         if not self.trained and not (self.resumed and self.resumed.own):
             raise ValueError(
-                f"--resume {self.settings.resume} has completed all --epochs {self.settings.epochs}: nothing is "
+                f"--resume {self.config.resume} has completed all --epochs {self.config.epochs}: nothing is "
                 "left to train; raise --epochs."
             )
         if not self.trained:
             logging.info(
                 "This run has completed all --epochs %d: nothing is left to train. Raise --epochs to continue it.",
-                self.settings.epochs,
+                self.config.epochs,
             )
         problem = self.writer.last_problem() or self.validator.unrecorded or self.recipe.problem
         if problem:
